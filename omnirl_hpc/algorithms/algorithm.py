@@ -1,0 +1,84 @@
+"""The contract between an algorithm and the rest. Trainer and actor read only this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+
+CURRENT = "current"  # the adapter being trained
+REFERENCE = "reference"  # the base model, adapters off
+
+
+@dataclass
+class TrainingPoint:
+    """One place at which the model is evaluated for a micro-batch of B samples."""
+
+    latents: Tensor  # [B, S, C] fp32
+    timesteps: Tensor  # [B] fp32, what the model is called with
+    text: TextEmbeds
+    negative: TextEmbeds | None
+    advantages: Tensor  # [B] fp32
+    weights: Tensor  # [B] fp32, of each sample in the loss; 0 for samples without a reward; the update's weights sum to 1
+    extras: dict[str, Tensor] = field(default_factory=dict)  # what the algorithm's loss needs besides, [B, …]
+
+
+@dataclass
+class LossOutput:
+    """The loss of one training point, and what to report about it."""
+
+    loss: Tensor  # scalar: the weighted sum over samples
+    means: dict[str, Tensor]  # name -> [B] values; reported as their weighted mean
+    maxima: dict[str, Tensor]  # name -> scalar; reported as the largest
+
+
+class Algorithm(ABC):
+    """How samples and rewards become a loss.
+
+    A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each micro-batch;
+    `old_log_prob` where it is to be recomputed; `loss` for each point; `after_step`.
+    """
+
+    adapters: tuple[str, ...]  # whose velocities `loss` needs, the trained one first
+    sampler: str  # which of them the engine samples with
+    recomputes_old_log_prob: bool  # the actor evaluates every point once before the first update
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+        """[N] rewards of a whole step -> [N] advantages; mask False: no valid reward."""
+
+    @abstractmethod
+    def training_points(self, batch: Trajectories, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
+        """Where the model is evaluated for a micro-batch."""
+
+    @abstractmethod
+    def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+        """[B] log-probability of the point's transition under a model that predicts `velocity`."""
+
+    @abstractmethod
+    def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
+        """The loss of one point from the velocities [B, S, C] of `adapters`."""
+
+    def after_step(self, step: int) -> None:
+        """Decay an old policy, move a window. Called once at the end of a step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the algorithm to go on."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+
+
+def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """Sum of values [B] x weights [B], where a sample of weight 0 counts nothing even if its value is not finite."""
+    return torch.where(weights > 0, values * weights, torch.zeros_like(values)).sum()

@@ -1,0 +1,99 @@
+"""Flow-GRPO (arXiv 2505.05470): GRPO on the stochastic denoising steps of a flow-matching model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from omnirl_hpc.algorithms.advantages import advantages
+from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, Algorithm, LossOutput, TrainingPoint, weighted_sum
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.transitions import Transition, transition
+
+
+class FlowGRPO(Algorithm):
+    """PPO clipping of rho = exp(log p - log p_old), and optionally a KL divergence to the reference:
+
+    loss = mean max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) + beta mean (mu - mu_ref)^2 / (2 std^2)
+
+    where std is that of the whole transition, step size included (in the paper's notation sigma_t sqrt(dt)), so the second term is
+    the exact KL divergence of two Gaussians per latent dimension.
+    """
+
+    sampler = CURRENT
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert isinstance(config.algorithm, FlowGRPOConfig)
+        self.settings = config.algorithm
+        self.adapters = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
+        self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
+
+    def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+        clip = self.settings.advantage_clip
+        return advantages(rewards, groups, std=self.settings.advantage_std, mask=mask).clamp(-clip, clip)
+
+    def training_points(self, batch: Trajectories, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
+        steps = batch.log_probs.shape[1]
+        return [
+            TrainingPoint(
+                latents=batch.latents[:, i],
+                timesteps=batch.timesteps[:, i],
+                text=batch.text,
+                negative=batch.negative,
+                advantages=advantages,
+                weights=weights / steps,
+                extras={
+                    "next_latents": batch.latents[:, i + 1],
+                    "sigma": batch.sigmas[:, i],
+                    "sigma_next": batch.sigmas[:, i + 1],
+                    "sigma_max": batch.sigma_max,
+                    "rollout_log_prob": batch.log_probs[:, i],
+                    "old_log_prob": batch.log_probs[:, i],  # overwritten where it is recomputed
+                },
+            )
+            for i in range(steps)
+        ]
+
+    def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+        return self._transition(point, velocity).log_prob
+
+    def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
+        current = self._transition(point, velocities[CURRENT])
+        log_ratio = current.log_prob - point.extras["old_log_prob"]
+        ratio = torch.exp(log_ratio)
+        clip = self.settings.clip_range
+        clipped = ratio.clamp(1 - clip, 1 + clip)
+        loss = weighted_sum(torch.maximum(-point.advantages * ratio, -point.advantages * clipped), point.weights)
+        means = {
+            "ratio/mean": ratio,
+            "clip_fraction": ((ratio - 1).abs() > clip).float(),
+            # of the old policy from the current one, the low-variance estimator rho - 1 - log rho (Schulman 2020)
+            "kl": ratio - 1 - log_ratio,
+        }
+        if REFERENCE in velocities:
+            reference = self._transition(point, velocities[REFERENCE])
+            divergence = gaussian_kl(current.mean, reference.mean.detach(), current.std)
+            loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
+            means["kl_reference"] = divergence
+        maxima = {"ratio/max_abs_log": log_ratio.abs().max()}
+        return LossOutput(loss, {k: v.detach() for k, v in means.items()}, {k: v.detach() for k, v in maxima.items()})
+
+    def _transition(self, point: TrainingPoint, velocity: Tensor) -> Transition:
+        extras = point.extras
+        return transition(
+            self.config.sampling.transition,
+            velocity,
+            point.latents,
+            extras["sigma"],
+            extras["sigma_next"],
+            noise_level=self.config.sampling.noise_level,
+            sigma_max=extras["sigma_max"],
+            next_sample=extras["next_latents"],
+        )
+
+
+def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:
+    """[B] KL divergence of N(mean, std^2) and N(other_mean, std^2), the mean over latent dimensions."""
+    return ((mean - other_mean) ** 2 / (2 * std**2)).flatten(1).mean(dim=1)

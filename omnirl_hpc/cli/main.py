@@ -1,0 +1,42 @@
+"""The entry point: finds the command and turns expected errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Sequence
+
+from omnirl_hpc import __version__
+from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
+
+# command -> (module with run(arguments), what it does)
+COMMANDS = {
+    "train": ("omnirl_hpc.cli.train", "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …"),
+    "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
+    "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit. 0: done, 1: a run failed, 2: something was wrong before it started."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        sys.exit(0 if arguments else EXIT_USAGE)
+    if arguments[0] == "--version":
+        print(f"omnirl_hpc {__version__}")
+        sys.exit(0)
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"omnirl-hpc: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    try:
+        importlib.import_module(COMMANDS[command][0]).run(rest)
+    except OmniRLError as error:
+        print(f"omnirl-hpc {command}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def usage() -> str:
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: omnirl-hpc COMMAND …", "", *lines])

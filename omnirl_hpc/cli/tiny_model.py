@@ -1,0 +1,22 @@
+"""`omnirl-hpc tiny-model OUT`: a checkpoint to try everything with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Sequence
+
+from omnirl_hpc.errors import ConfigError
+
+
+def run(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("omnirl-hpc tiny-model", description="Write a tiny Qwen-Image with random weights (2 MB).")
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError(f"{options.out} exists and is not an empty folder")
+    from omnirl_hpc.models.tiny_qwen_image import write_tiny_qwen_image
+
+    write_tiny_qwen_image(options.out, options.seed)
+    print(f"wrote {options.out}")

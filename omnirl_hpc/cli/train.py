@@ -1,0 +1,80 @@
+"""`omnirl-hpc train …`: one rank of a training run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Sequence
+
+from omnirl_hpc.config.load import LoadedConfig, load_config
+from omnirl_hpc.config.rules import check
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.launch.identity import Identity, find_identity
+from omnirl_hpc.layout import Layout, make_layout
+from omnirl_hpc.run_directory import RunDirectory
+
+
+def run(overrides: Sequence[str]) -> None:
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks."""
+    identity = find_identity()
+    try:
+        loaded = load_config(overrides)
+        check(loaded.config, identity.world_size)
+        run_directory = RunDirectory(loaded.config.run_dir)
+        run_directory.check_unused()
+    except ConfigError as error:
+        if identity.rank == 0:
+            raise
+        sys.exit(error.exit_code)
+    train(loaded, identity, run_directory)
+
+
+def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory) -> None:
+    """Form the process group, build the trainer, run all steps."""
+    from omnirl_hpc.launch.groups import pick_device, process_group
+    from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.metrics.progress import print_choices
+    from omnirl_hpc.trainer import Trainer
+
+    config = loaded.config
+    layout = make_layout(config, identity.rank, identity.world_size)
+    device = pick_device(identity)
+    timer = PhaseTimer(device)
+    with process_group(identity, device, config.timeout_seconds):
+        run_directory.create()
+        run_directory.log_to_file(identity.rank, identity.world_size)
+        choices = describe_choices(config, layout, identity, str(device))
+        if identity.rank == 0:
+            run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
+            print_choices({"recipe": loaded.choices["recipe"], **choices})
+        try:
+            trainer = Trainer(config, layout, device, run_directory, timer)
+            trainer.train()
+        except OmniRLError as error:
+            raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
+        trainer.close()
+    if identity.rank == 0:
+        print(f"done: results are in {run_directory.path}")
+
+
+def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
+    """Everything that is chosen for the user or that decides numerics, for the table at the start."""
+    sampling, actor = config.sampling, config.actor
+    window = sampling.window
+    images = config.data.prompts_per_step * config.data.samples_per_prompt
+    return {
+        "launcher": identity.launcher,
+        "device": device,
+        "layout": layout.describe(),
+        "residency": config.residency,
+        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}",
+        "actor": f"FSDP2, base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}, micro-batch {actor.micro_batch_size}, "
+        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        "attention": "torch SDPA, rollout and actor",
+        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
+        f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
+        "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
+        "reward": config.reward.name,
+        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
+        f"{actor.updates_per_step} update(s)",
+    }

@@ -1,0 +1,99 @@
+"""From Hydra overrides to one checked `Config` object."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A checked configuration and where it came from."""
+
+    config: Config
+    choices: dict[str, str]  # group -> chosen file, e.g. {"recipe": "flowgrpo_tiny"}
+    overrides: list[str]
+
+    def to_yaml(self) -> str:
+        """The effective configuration, as it is stored with the run."""
+        return OmegaConf.to_yaml(OmegaConf.structured(self.config))
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise ConfigError(f"the installation is incomplete: no configs/train.yaml in {package} or beside it; install again")
+
+
+def load_config(overrides: Sequence[str]) -> LoadedConfig:
+    """Compose `configs/train.yaml` with `overrides` (Hydra's syntax).
+
+    Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
+    unknown choice of a group, or a key without a value.
+    """
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    store.store(group="algorithm", name="flow_grpo_schema", node=FlowGRPOConfig)
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            composed = compose("train", list(overrides), return_hydra_config=True)
+    except HydraException as error:
+        raise ConfigError(_explain(error)) from None
+    choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
+    OmegaConf.set_struct(composed, False)
+    del composed["hydra"]
+    try:
+        config = OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise ConfigError(f"{key} has no value: add {key}=… to the command line or to the recipe") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from None
+    return LoadedConfig(config, choices, list(overrides))
+
+
+def valid_keys(config: DictConfig | None = None, prefix: str = "") -> list[str]:
+    """Every key of the schema in dotted form, for suggestions."""
+    if config is None:
+        config = OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))
+    keys = []
+    for name in config:
+        keys.append(prefix + str(name))
+        if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
+            keys += valid_keys(config[name], f"{prefix}{name}.")
+    return keys
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _explain(error: HydraException) -> str:
+    """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
+    cause = error.__cause__
+    message = _first_line(error)
+    if cause is not None:
+        message = f"{message} {_first_line(cause)}" if message not in str(cause) else _first_line(cause)
+    unknown = re.search(r"Could not override '([^']+)'", message) or re.search(r"Key '([^']+)' (?:is )?not in", message)
+    if unknown:
+        key = unknown.group(1)
+        keys = valid_keys()
+        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+        near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+        return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
+    return message

@@ -1,0 +1,215 @@
+"""Every rule between settings. One function for each rule; each says which keys disagree and what to change.
+
+All of them run before torch is imported. A rule that needs the number of ranks takes it from the launcher's environment.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.layout import make_layout
+
+IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
+DTYPES = ("float32", "bfloat16")
+
+
+def check(config: Config, world_size: int) -> None:
+    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks."""
+    for rule in RULES:
+        rule(config, world_size)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    shown = ", ".join("null" if a is None else str(a) for a in allowed)
+    _require(value in allowed, f"{key}={value} is not known; it must be one of: {shown}")
+
+
+def counts_are_positive(config: Config, world_size: int) -> None:
+    for key, value in {
+        "steps": config.steps,
+        "timeout_seconds": config.timeout_seconds,
+        "data.prompts_per_step": config.data.prompts_per_step,
+        "sampling.num_inference_steps": config.sampling.num_inference_steps,
+        "rollout.micro_batch_size": config.rollout.micro_batch_size,
+        "rollout.embedding_cache_size": config.rollout.embedding_cache_size,
+        "actor.micro_batch_size": config.actor.micro_batch_size,
+        "actor.updates_per_step": config.actor.updates_per_step,
+        "actor.lora.rank": config.actor.lora.rank,
+        "actor.lora.alpha": config.actor.lora.alpha,
+        "reward.workers": config.reward.workers,
+        "reward.timeout_seconds": config.reward.timeout_seconds,
+    }.items():
+        _require(value > 0, f"{key}={value} must be greater than 0")
+
+
+def group_has_two_samples(config: Config, world_size: int) -> None:
+    n = config.data.samples_per_prompt
+    _require(n >= 2, f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed")
+
+
+def image_size_fits(config: Config, world_size: int) -> None:
+    for key, value in {"model.height": config.model.height, "model.width": config.model.width}.items():
+        _require(
+            value > 0 and value % IMAGE_MULTIPLE == 0,
+            f"{key}={value} must be a multiple of {IMAGE_MULTIPLE}; the nearest is {max(IMAGE_MULTIPLE, round(value / IMAGE_MULTIPLE) * IMAGE_MULTIPLE)}",
+        )
+
+
+def choices_are_known(config: Config, world_size: int) -> None:
+    _one_of("residency", config.residency, ("resident",))
+    _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
+    _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
+    _one_of("rollout.dtype", config.rollout.dtype, DTYPES)
+    _one_of("actor.dtype", config.actor.dtype, DTYPES)
+    _one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
+    _one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
+
+
+def text_lengths_ascend(config: Config, world_size: int) -> None:
+    lengths = config.data.text_lengths
+    _require(
+        bool(lengths) and lengths[0] > 0 and all(a < b for a, b in zip(lengths, lengths[1:])),
+        f"data.text_lengths={lengths} must be positive token counts in ascending order",
+    )
+
+
+def guidance_is_valid(config: Config, world_size: int) -> None:
+    scale = config.sampling.true_cfg_scale
+    _require(scale >= 1, f"sampling.true_cfg_scale={scale} must be 1 (no guidance) or more")
+
+
+def noise_level_fits_transition(config: Config, world_size: int) -> None:
+    eta, kind = config.sampling.noise_level, config.sampling.transition
+    _require(eta > 0, f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to train")
+    _require(
+        kind != "cps" or eta <= 1,
+        f"sampling.noise_level={eta} is too large for sampling.transition=cps, whose standard deviation is "
+        "sigma' sin(eta pi/2): use 1 or less",
+    )
+
+
+def window_fits_schedule(config: Config, world_size: int) -> None:
+    steps, window = config.sampling.num_inference_steps, config.sampling.window
+    _require(steps >= 2, f"sampling.num_inference_steps={steps}: at least 2 are needed, since the last step adds no noise")
+    last = steps - 1 if window.last is None else window.last
+    _require(
+        0 <= window.first < last <= steps - 1,
+        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < last <= "
+        f"sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
+    )
+    size = last - window.first if window.size is None else window.size
+    _require(
+        1 <= size <= last - window.first,
+        f"sampling.window.size={window.size} does not fit between sampling.window.first={window.first} and "
+        f"sampling.window.last={last}: use 1 to {last - window.first}",
+    )
+
+
+def layout_is_possible(config: Config, world_size: int) -> None:
+    layout = make_layout(config, rank=0, world_size=world_size)
+    prompts = config.data.prompts_per_step
+    _require(
+        prompts % layout.num_replicas == 0,
+        f"data.prompts_per_step={prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
+        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+    )
+
+
+def updates_divide_the_step(config: Config, world_size: int) -> None:
+    layout = make_layout(config, rank=0, world_size=world_size)
+    prompts, updates = config.data.prompts_per_step // layout.num_replicas, config.actor.updates_per_step
+    _require(
+        prompts % updates == 0,
+        f"actor.updates_per_step={updates} does not divide the {prompts} prompts of a replica "
+        f"(data.prompts_per_step={config.data.prompts_per_step} over {layout.num_replicas} replicas)",
+    )
+    samples = prompts // updates * config.data.samples_per_prompt
+    _require(
+        samples % layout.replica_size == 0,
+        f"the {samples} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
+        "change data.samples_per_prompt or actor.updates_per_step",
+    )
+    share, micro = samples // layout.replica_size, config.actor.micro_batch_size
+    _require(
+        share % micro == 0,
+        f"actor.micro_batch_size={micro} does not divide the {share} samples that a rank trains in one update "
+        f"(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step): use a divisor of {share}, "
+        f"such as {math.gcd(share, micro)}",
+    )
+
+
+def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    size = rollout.tensor_parallel_size * rollout.ulysses_degree * rollout.cfg_parallel_size
+    _require(
+        rollout.engine != "diffusers" or size == 1,
+        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree and "
+        "rollout.cfg_parallel_size to 1",
+    )
+
+
+def optimizer_is_valid(config: Config, world_size: int) -> None:
+    optimizer = config.actor.optimizer
+    for key in ("lr", "eps", "max_grad_norm"):
+        value = getattr(optimizer, key)
+        _require(value > 0 and math.isfinite(value), f"actor.optimizer.{key}={value} must be a positive number")
+    for key in ("weight_decay", "warmup_updates"):
+        value = getattr(optimizer, key)
+        _require(value >= 0, f"actor.optimizer.{key}={value} must not be negative")
+    _require(
+        len(optimizer.betas) == 2 and all(0 <= b < 1 for b in optimizer.betas),
+        f"actor.optimizer.betas={list(optimizer.betas)} must be two numbers in [0, 1)",
+    )
+
+
+def flow_grpo_is_valid(config: Config, world_size: int) -> None:
+    algorithm = config.algorithm
+    if not isinstance(algorithm, FlowGRPOConfig):
+        return
+    for key in ("clip_range", "advantage_clip"):
+        value = getattr(algorithm, key)
+        _require(value > 0, f"algorithm.{key}={value} must be greater than 0")
+    _require(algorithm.kl_coef >= 0, f"algorithm.kl_coef={algorithm.kl_coef} must not be negative")
+    _one_of("algorithm.old_log_prob", algorithm.old_log_prob, ("recompute", "rollout"))
+    _one_of("algorithm.advantage_std", algorithm.advantage_std, ("batch", "group", None))
+
+
+def reward_fraction_is_valid(config: Config, world_size: int) -> None:
+    value = config.reward.max_failed_fraction
+    _require(0 <= value < 1, f"reward.max_failed_fraction={value} must be in [0, 1)")
+
+
+def paths_exist(config: Config, world_size: int) -> None:
+    model = Path(config.model.path)
+    _require(
+        (model / "model_index.json").is_file(),
+        f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
+    )
+    _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
+
+
+RULES = (
+    counts_are_positive,
+    group_has_two_samples,
+    image_size_fits,
+    choices_are_known,
+    text_lengths_ascend,
+    guidance_is_valid,
+    noise_level_fits_transition,
+    window_fits_schedule,
+    layout_is_possible,
+    updates_divide_the_step,
+    diffusers_engine_is_one_rank,
+    optimizer_is_valid,
+    flow_grpo_is_valid,
+    reward_fraction_is_valid,
+    paths_exist,
+)

@@ -1,0 +1,162 @@
+"""Every setting of a training run, typed.
+
+These dataclasses are what Hydra checks a configuration against (`configs/` holds values, this file holds types, defaults
+and meaning). Defaults are those of the reference FlowGRPO recipe for Qwen-Image. Torch is not imported here: a
+wrong setting must be found in the time it takes to start Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from omegaconf import MISSING
+
+
+@dataclass
+class ModelConfig:
+    """Which checkpoint, and the size of the images made with it."""
+
+    family: str = "qwen_image"  # a key of omnirl_hpc.models.FAMILIES
+    path: str = MISSING  # a folder in diffusers' layout
+    height: int = 512  # pixels; a multiple of 16
+    width: int = 512
+
+
+@dataclass
+class DataConfig:
+    """Prompts, and how many of them make a step."""
+
+    prompts: str = MISSING  # a parquet file with a column `prompt`
+    prompts_per_step: int = 32  # groups of a step, over all ranks
+    samples_per_prompt: int = 16  # the size of a group
+    negative_prompt: str = " "  # where the table has no column negative_prompt
+    # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width that holds the step's
+    # longest prompt, because the width changes kernels: rollout and actor must share it.
+    text_lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024])
+
+
+@dataclass
+class WindowConfig:
+    """Which denoising steps are stochastic, and are therefore trained. All others are ODE steps."""
+
+    size: Optional[int] = 2  # null: every step but the last
+    first: int = 0  # the window starts at this step or later …
+    last: Optional[int] = 5  # … and ends before this one; null: the last step of the schedule
+    per: str = "step"  # one draw for each training step | prompt | sample
+
+
+@dataclass
+class SamplingConfig:
+    """How a sample is drawn during rollout."""
+
+    num_inference_steps: int = 10
+    true_cfg_scale: float = 4.0  # 1.0: no classifier-free guidance
+    transition: str = "sde"  # sde | cps | dance
+    noise_level: float = 1.2  # eta of the transition
+    window: WindowConfig = field(default_factory=WindowConfig)
+
+
+@dataclass
+class RolloutConfig:
+    """The engine that samples."""
+
+    engine: str = "diffusers"  # a key of omnirl_hpc.rollout.ENGINES
+    dtype: str = "bfloat16"
+    micro_batch_size: int = 16  # samples generated at once; the last micro-batch is padded to it
+    tensor_parallel_size: int = 1  # ranks of a replica: tensor_parallel_size x ulysses_degree x cfg_parallel_size
+    ulysses_degree: int = 1
+    cfg_parallel_size: int = 1
+    embedding_cache_size: int = 4096  # prompts whose embeddings are kept in host memory
+
+
+@dataclass
+class LoraConfig:
+    """The trainable adapter."""
+
+    rank: int = 64
+    alpha: int = 128
+    target_modules: Optional[list[str]] = None  # null: the family's list
+    dtype: str = "float32"  # master weights; the forward pass runs in actor.dtype
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW, and a learning rate that warms up linearly and then stays."""
+
+    lr: float = 3e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    warmup_updates: int = 0
+    max_grad_norm: float = 1.0
+
+
+@dataclass
+class ActorConfig:
+    """The policy that is trained: FSDP2 over a transformer with LoRA."""
+
+    dtype: str = "bfloat16"
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    updates_per_step: int = 2  # optimizer steps (mini-batches) in a training step
+    micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
+    shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
+    activation_checkpointing: bool = True
+    cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
+
+
+@dataclass
+class AlgorithmConfig:
+    """What every algorithm has."""
+
+    name: str = MISSING  # a key of omnirl_hpc.algorithms.ALGORITHMS
+
+
+@dataclass
+class FlowGRPOConfig(AlgorithmConfig):
+    """Flow-GRPO (arXiv 2505.05470): PPO clipping of the likelihood ratio of stochastic denoising steps."""
+
+    name: str = "flow_grpo"
+    clip_range: float = 1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
+    advantage_clip: float = 5.0
+    advantage_std: Optional[str] = "batch"  # batch | group | null: what advantages are divided by
+    kl_coef: float = 0.0  # of the KL divergence to the reference (adapters off)
+    old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+
+
+@dataclass
+class RewardConfig:
+    """What scores the images."""
+
+    name: str = "jpeg_compressibility"  # a key of omnirl_hpc.rewards.REWARDS
+    workers: int = 1  # spawned processes for each rank
+    timeout_seconds: float = 300.0  # for one micro-batch
+    max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
+
+
+@dataclass
+class LoggingConfig:
+    """What is written down while the run goes on."""
+
+    samples_every: int = 10  # steps between saved sample images; 0: never
+    samples_count: int = 8  # images saved each time
+
+
+@dataclass
+class Config:
+    """One training run. `configs/train.yaml` names the groups; a recipe sets values in them."""
+
+    run_dir: str = MISSING
+    steps: int = 300
+    seed: int = 0
+    residency: str = "resident"  # resident: engine and actor both stay on the device
+    timeout_seconds: float = 600.0  # the deadline of every collective operation
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    algorithm: AlgorithmConfig = MISSING
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)

@@ -1,0 +1,1 @@
+"""Prompt tables, and the sampler that makes groups of them."""

@@ -1,0 +1,85 @@
+"""A prompt table in parquet, read one row group at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnirl_hpc.errors import DataError
+
+TEXT_COLUMNS = ("prompt", "negative_prompt", "target", "id")  # all but the first are optional
+CACHED_ROW_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the table. `id` is the row number, as text, where the table has no column `id`."""
+
+    id: str
+    prompt: str
+    negative_prompt: str | None = None
+    target: str | None = None  # what a reward compares with, e.g. the text an image should show
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+class PromptTable:
+    """Random access to the rows of a parquet file without ever holding the whole file.
+
+    Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column becomes metadata.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._file = pq.ParquetFile(self.path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{self.path} cannot be read as parquet: {error}") from None
+        columns = self._file.schema_arrow.names
+        if "prompt" not in columns:
+            raise DataError(f"{self.path} has no column 'prompt'; its columns are: {', '.join(columns)}")
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        self._ends = np.cumsum(sizes)
+        self._rows: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
+        if not len(self):
+            raise DataError(f"{self.path} has no rows")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, row: int) -> Prompt:
+        """The prompt in row `row`. Raises DataError naming file, row group and row where the row cannot be used."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self.path}, which has {len(self)}")
+        group = int(np.searchsorted(self._ends, row, side="right"))
+        offset = row - (int(self._ends[group - 1]) if group else 0)
+        record = dict(self._row_group(group)[offset])
+        text = {name: record.pop(name, None) for name in TEXT_COLUMNS}
+        for name in ("prompt", "negative_prompt", "target"):
+            if text[name] is not None and not isinstance(text[name], str):
+                raise DataError(f"{self._place(group, row)}: {name} is {type(text[name]).__name__}, not text")
+        if not (text["prompt"] or "").strip():
+            raise DataError(f"{self._place(group, row)}: the prompt is empty")
+        identity = str(row) if text["id"] is None else str(text["id"])
+        return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record)
+
+    def _row_group(self, group: int) -> list[dict[str, Any]]:
+        if group in self._rows:
+            self._rows.move_to_end(group)
+        else:
+            try:
+                self._rows[group] = self._file.read_row_group(group).to_pylist()
+            except (OSError, pa.ArrowException) as error:
+                raise DataError(f"{self.path}, row group {group}: {error}") from None
+            if len(self._rows) > CACHED_ROW_GROUPS:
+                self._rows.popitem(last=False)
+        return self._rows[group]
+
+    def _place(self, group: int, row: int) -> str:
+        return f"{self.path}, row group {group}, row {row}"

@@ -1,0 +1,37 @@
+"""Errors that end a command with one sentence instead of a traceback, and the exit codes of the program."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # the run started and could not go on
+EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
+
+
+class OmniRLError(Exception):
+    """The run cannot go on. The message is one sentence that names the cause and, where there is one, the cure."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(OmniRLError):
+    """A setting is wrong. Raised before torch is imported, weights are loaded or a process group is formed."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(OmniRLError):
+    """A file of the user's cannot be used. The message names file, row group and row where they are known."""
+
+    exit_code = EXIT_USAGE
+
+
+class SyncError(OmniRLError):
+    """The weights in the engine are not the actor's."""
+
+
+class RewardError(OmniRLError):
+    """A reward could not score its samples. The message names the reward."""
+
+
+class NonFiniteError(OmniRLError):
+    """A loss or a gradient is NaN or infinite."""

@@ -1,0 +1,45 @@
+"""How long each phase of a step takes, and which phase a rank is in."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import Iterator
+
+import torch
+
+
+class PhaseTimer:
+    """Seconds by phase since the last `take`. `current` names the phase a failure happened in.
+
+    Phases nest, and a phase's time is its own: what an inner phase takes is not counted in the outer one, so that the
+    phases of a step add up to the step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, float] = {}
+        self._mark = time.perf_counter()
+        self.current = "start-up"
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        outer = self.current
+        self._enter(name)
+        yield  # on failure `current` keeps the name, so that the error can say where it happened
+        self._enter(outer)
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>` in seconds, and start again."""
+        self._enter(self.current)
+        taken = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+    def _enter(self, name: str) -> None:
+        """Book the time since the last change to the current phase and go on in `name`."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._mark
+        self._mark, self.current = now, name

@@ -1,0 +1,6 @@
+"""Model families: one file each. A family says what the actor runs, what the engine runs, and where LoRA goes."""
+
+from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.qwen_image import QwenImage
+
+FAMILIES: dict[str, type[ModelFamily]] = {"qwen_image": QwenImage}

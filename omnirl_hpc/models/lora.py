@@ -1,0 +1,51 @@
+"""LoRA on a diffusers transformer, the same way for the actor and for the diffusers engine."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from peft import LoraConfig as PeftConfig
+from torch import Tensor, nn
+
+from omnirl_hpc.config.schema import LoraConfig
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.hashing import stable_hash
+from omnirl_hpc.sampling.noise import ADAPTER_INIT
+
+ADAPTER = "default"
+
+
+def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype, seed: int) -> None:
+    """Freeze `transformer` and add a trainable adapter in `dtype`: A gaussian from `seed`, B zero.
+
+    Raises ConfigError where a target matches no module: a LoRA that trains nothing would look like a run that works.
+    """
+    names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    missing = [target for target in targets if not any(name == target or name.endswith("." + target) for name in names)]
+    if missing:
+        raise ConfigError(
+            f"actor.lora.target_modules: no linear layer of {type(transformer).__name__} is named {', '.join(missing)}"
+        )
+    transformer.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_hash(seed, ADAPTER_INIT))
+        transformer.add_adapter(
+            PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(targets), init_lora_weights="gaussian"), ADAPTER
+        )
+    for parameter in lora_parameters(transformer).values():
+        parameter.data = parameter.data.to(dtype)
+
+
+def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapter's parameters under PEFT's names: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank]."""
+    return {
+        name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in transformer.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+def lora_modules(state: dict[str, Tensor]) -> set[str]:
+    """The modules that a LoRA state dict adapts."""
+    return {name.rsplit(".lora_", 1)[0] for name in state}

@@ -1,0 +1,24 @@
+"""JPEG compressibility (DDPO, arXiv 2305.13301): smooth, simple images score high. Needs no model."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+
+from omnirl_hpc.rewards.reward import Reward, RewardBatch
+
+QUALITY = 95
+
+
+class JpegCompressibility(Reward):
+    """Minus the size of the image as a JPEG of quality 95, in units of 500 kB."""
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return [-_jpeg_kilobytes(image) / 500 for image in batch.images]
+
+
+def _jpeg_kilobytes(image) -> float:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="JPEG", quality=QUALITY)
+    return buffer.tell() / 1000

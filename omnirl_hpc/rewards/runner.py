@@ -1,0 +1,91 @@
+"""Scores micro-batches in worker processes while the next ones are generated."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, wait
+from dataclasses import dataclass
+
+from omnirl_hpc.config.schema import RewardConfig
+from omnirl_hpc.errors import RewardError
+from omnirl_hpc.rewards import REWARDS
+from omnirl_hpc.rewards.reward import Reward, RewardBatch
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of all samples submitted since the last collect, in that order."""
+
+    values: list[float]  # NaN where scoring failed
+    seconds: float  # spent scoring, summed over workers
+    errors: list[str]  # one sentence for each failed call
+
+
+class RewardRunner:
+    """One reward in a pool of spawned processes.
+
+    Spawned and never forked: a fork after CUDA or MPI has started is undefined behaviour.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._pool = ProcessPoolExecutor(
+            config.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(config.name,)
+        )
+        self._submitted: list[tuple[int, Future]] = []
+
+    def submit(self, batch: RewardBatch) -> None:
+        """Start scoring; returns at once."""
+        self._submitted.append((len(batch.prompts), self._pool.submit(_score, batch)))
+
+    def collect(self) -> Scores:
+        """Wait for everything submitted. Raises RewardError at the deadline or when a worker process is gone."""
+        futures = [future for _, future in self._submitted]
+        deadline = self._config.timeout_seconds * len(futures)
+        _, late = wait(futures, timeout=deadline)
+        if late:
+            raise RewardError(
+                f"reward {self._config.name} did not score {len(late)} of {len(futures)} micro-batches within "
+                f"{deadline:.0f} s (reward.timeout_seconds for each)"
+            )
+        values, errors, seconds = [], [], 0.0
+        for count, future in self._submitted:
+            scores, error, spent = self._result(future)
+            seconds += spent
+            if error is None and len(scores) != count:
+                error = f"returned {len(scores)} scores for {count} samples"
+            if error is not None:
+                errors.append(error)
+                scores = [math.nan] * count
+            values += [score if math.isfinite(score) else math.nan for score in scores]
+        self._submitted.clear()
+        return Scores(values, seconds, errors)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _result(self, future: Future) -> tuple[list[float], str | None, float]:
+        try:
+            return future.result(timeout=0)
+        except (multiprocessing.ProcessError, TimeoutError, OSError, RuntimeError) as error:  # BrokenProcessPool is a RuntimeError
+            raise RewardError(f"a worker process of reward {self._config.name} ended: {error}") from None
+
+
+_reward: Reward  # in a worker process
+
+
+def _make_reward(name: str) -> None:
+    global _reward
+    _reward = REWARDS[name]()
+
+
+def _score(batch: RewardBatch) -> tuple[list[float], str | None, float]:
+    """Scores, or what went wrong. A reward is a user's code and may raise anything: it comes back as a failed call."""
+    started = time.perf_counter()
+    try:
+        scores, error = [float(score) for score in _reward.score(batch)], None
+    except Exception as failure:  # counted, masked out and reported by the trainer; never a score of 0
+        scores, error = [], f"{type(failure).__name__}: {failure}"
+    return scores, error, time.perf_counter() - started

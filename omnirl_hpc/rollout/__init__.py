@@ -1,0 +1,22 @@
+"""Rollout engines. All give the same trajectories; they differ in speed and in what they need."""
+
+from __future__ import annotations
+
+import torch
+
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.rollout.engine import RolloutEngine
+
+
+def make_engine(
+    config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer
+) -> RolloutEngine:
+    """The engine that `rollout.engine` names. Only its own module is imported."""
+    if config.rollout.engine == "diffusers":
+        from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
+
+        return DiffusersEngine(config, family, device, timer)
+    raise ValueError(f"unknown engine {config.rollout.engine!r}")

@@ -1,0 +1,47 @@
+"""The protocol of a rollout engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator, Protocol, Sequence
+
+from torch import Tensor
+
+from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.windows import Window
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One sample to generate. Identities, not places in a batch, determine its random draws."""
+
+    step: int
+    group: int  # place among the groups of the step
+    prompt_id: str
+    sample: int  # sample of the prompt
+    window: Window
+    text: Tensor  # [L, D] embeddings of the prompt, unpadded
+    negative: Tensor | None  # [L', D], or None without guidance
+    text_length: int  # padded width of both, the same for all samples of a step
+
+
+@dataclass(frozen=True)
+class LoraReceipt:
+    """What an engine holds after `load_lora`, read back from the places it computes with."""
+
+    version: int
+    modules: frozenset[str]  # names, as the actor has them
+    checksum: str
+
+
+class RolloutEngine(Protocol):
+    """Generates trajectories with the current adapter."""
+
+    def encode(self, prompt: str) -> Tensor:
+        """Embeddings [L, D] of one prompt."""
+
+    def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+        """One Trajectories for each micro-batch as soon as it is made, in the order of the requests."""
+
+    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+        """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""

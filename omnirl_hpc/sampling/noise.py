@@ -1,0 +1,34 @@
+"""Random draws by sample identity.
+
+A draw is a function of (run seed, purpose, and what the purpose names: step, prompt, sample, …) and of nothing else: not
+of the rank, the number of ranks, the place in a batch, or the time. Tensors are drawn on the CPU in fp32, so that
+they are the same on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from omnirl_hpc.hashing import stable_hash
+
+# Purposes have separate streams: drawing more of one never shifts another.
+INITIAL_NOISE = "initial_noise"
+TRANSITION_NOISE = "transition_noise"
+WINDOW = "window"
+ADAPTER_INIT = "adapter_init"
+
+
+def standard_normal(shape: Sequence[int], *identity: int | str) -> Tensor:
+    """A standard normal tensor of `shape`, fp32, on the CPU."""
+    generator = torch.Generator().manual_seed(stable_hash(*identity))
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32)
+
+
+def uniform_integer(low: int, high: int, *identity: int | str) -> int:
+    """An integer in [low, high)."""
+    if low >= high:
+        raise ValueError(f"no integer in [{low}, {high})")
+    return low + stable_hash(*identity) % (high - low)  # the modulo's bias is below 2**-50 for schedules

@@ -1,0 +1,28 @@
+"""Which denoising steps of a sample are stochastic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnirl_hpc.config.schema import SamplingConfig
+from omnirl_hpc.sampling.noise import WINDOW, uniform_integer
+
+
+@dataclass(frozen=True)
+class Window:
+    """The denoising steps start, start + 1, …, start + size - 1."""
+
+    start: int
+    size: int
+
+
+def draw_window(sampling: SamplingConfig, seed: int, step: int, prompt_id: str, sample: int) -> Window:
+    """The window of one sample: uniform over the places allowed by `sampling.window`.
+
+    `window.per` says what shares a draw: all samples of a training step, those of a prompt, or none.
+    """
+    window = sampling.window
+    last = sampling.num_inference_steps - 1 if window.last is None else window.last
+    size = last - window.first if window.size is None else window.size
+    identity = {"step": (step,), "prompt": (step, prompt_id), "sample": (step, prompt_id, sample)}[window.per]
+    return Window(uniform_integer(window.first, last - size + 1, seed, WINDOW, *identity), size)
