@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import ContextManager
+import math
+import warnings
+from contextlib import contextmanager
+from typing import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,8 @@ class FSDPActor:
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
+        # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
         self._parameters = list(lora_parameters(self._transformer).values())
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
@@ -50,7 +54,7 @@ class FSDPActor:
     def apply_gradients(self) -> tuple[float, float]:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.actor.optimizer.max_grad_norm)
         norm = float(norm.full_tensor())
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient norm is {norm}: the update was not applied")
         lr = self._scheduler.get_last_lr()[0]
         self._optimizer.step()
@@ -61,12 +65,17 @@ class FSDPActor:
     def lora_state(self) -> dict[str, Tensor]:
         return {name: parameter.full_tensor().detach() for name, parameter in lora_parameters(self._transformer).items()}
 
-    def _adapter(self, adapter: str) -> ContextManager[None]:
-        if adapter == CURRENT:
-            return nullcontext()
+    @contextmanager
+    def _adapter(self, adapter: str) -> Iterator[None]:
+        """Evaluate under an adapter set for the length of a `with` block."""
+        if adapter not in (CURRENT, REFERENCE):
+            raise ValueError(f"unknown adapter set {adapter!r}")
         if adapter == REFERENCE:
-            return _adapters_off(self._transformer)
-        raise ValueError(f"unknown adapter set {adapter!r}")
+            self._transformer.disable_adapters()
+        try:
+            yield
+        finally:
+            self._transformer.enable_adapters()
 
 
 def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPModule:
@@ -80,17 +89,5 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPM
     for module in [*blocks, transformer]:
         fully_shard(module, mesh=mesh, mp_policy=policy)
         module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one
     return transformer
-
-
-class _adapters_off:
-    """The base model, for the length of a `with` block."""
-
-    def __init__(self, transformer: nn.Module) -> None:
-        self._transformer = transformer
-
-    def __enter__(self) -> None:
-        self._transformer.disable_adapters()
-
-    def __exit__(self, *_: object) -> None:
-        self._transformer.enable_adapters()

@@ -16,6 +16,9 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists and is not an empty folder")
+    from omnirl_hpc.launch.runtime import prepare_process
+
+    prepare_process(threads_per_rank=1)
     from omnirl_hpc.models.tiny_qwen_image import write_tiny_qwen_image
 
     write_tiny_qwen_image(options.out, options.seed)

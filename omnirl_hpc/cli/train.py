@@ -31,6 +31,9 @@ def run(overrides: Sequence[str]) -> None:
 
 def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory) -> None:
     """Form the process group, build the trainer, run all steps."""
+    from omnirl_hpc.launch.runtime import prepare_process
+
+    prepare_process(loaded.config.threads_per_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.progress import print_choices

@@ -13,6 +13,7 @@ from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
 
 IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
+MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 
 
@@ -36,6 +37,7 @@ def counts_are_positive(config: Config, world_size: int) -> None:
     for key, value in {
         "steps": config.steps,
         "timeout_seconds": config.timeout_seconds,
+        "threads_per_rank": config.threads_per_rank,
         "data.prompts_per_step": config.data.prompts_per_step,
         "sampling.num_inference_steps": config.sampling.num_inference_steps,
         "rollout.micro_batch_size": config.rollout.micro_batch_size,
@@ -79,6 +81,7 @@ def text_lengths_ascend(config: Config, world_size: int) -> None:
         bool(lengths) and lengths[0] > 0 and all(a < b for a, b in zip(lengths, lengths[1:])),
         f"data.text_lengths={lengths} must be positive token counts in ascending order",
     )
+    _require(lengths[-1] <= MAX_TEXT_TOKENS, f"data.text_lengths={lengths}: pipelines take at most {MAX_TEXT_TOKENS} tokens")
 
 
 def guidance_is_valid(config: Config, world_size: int) -> None:

@@ -152,6 +152,7 @@ class Config:
     seed: int = 0
     residency: str = "resident"  # resident: engine and actor both stay on the device
     timeout_seconds: float = 600.0  # the deadline of every collective operation
+    threads_per_rank: int = 1  # of torch on the CPU; fixed, because sums depend on it
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -49,4 +49,6 @@ def print_choices(choices: dict[str, str]) -> None:
     table = Table("setting", "chosen", title="This run", title_justify="left")
     for name, value in choices.items():
         table.add_row(name, value)
-    Console().print(table)
+    # A log is no terminal: rich would guess 80 columns and break every line.
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(table)

@@ -42,13 +42,13 @@ class QwenImage(ModelFamily):
     max_text_tokens = 1024
 
     def load_pipeline(self, dtype: torch.dtype) -> QwenImagePipeline:
-        pipeline = QwenImagePipeline.from_pretrained(self.config.path, torch_dtype=dtype, local_files_only=True)
+        pipeline = QwenImagePipeline.from_pretrained(self.config.path, dtype=dtype, local_files_only=True)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
     def load_transformer(self, dtype: torch.dtype) -> nn.Module:
         return QwenImageTransformer2DModel.from_pretrained(
-            self.config.path, subfolder="transformer", torch_dtype=dtype, local_files_only=True
+            self.config.path, subfolder="transformer", dtype=dtype, local_files_only=True
         )
 
     def make_schedule(self, num_steps: int) -> Schedule:

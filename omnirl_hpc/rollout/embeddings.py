@@ -7,6 +7,8 @@ from typing import Callable
 
 from torch import Tensor
 
+from omnirl_hpc.errors import DataError
+
 
 class EmbeddingCache:
     """An LRU cache around an engine's text encoder. Values are [L, D] on the CPU, unpadded."""
@@ -31,10 +33,10 @@ def padded_length(token_counts: list[int], lengths: list[int]) -> int:
 
     Greater, not equal: at least one token of padding keeps an attention mask in every batch. Pipelines drop a mask of
     all ones and then take another kernel, which would make a sample's value depend on its neighbours.
-    Raises ValueError where none is.
+    Raises DataError where none is.
     """
     longest = max(token_counts)
     for length in lengths:
         if length > longest:
             return length
-    raise ValueError(f"no width in data.text_lengths={lengths} holds {longest} tokens and one of padding")
+    raise DataError(f"no width in data.text_lengths={lengths} holds {longest} tokens and one of padding")

@@ -1,0 +1,40 @@
+# make demo: a whole RL run on this machine, 2 CPU ranks, minutes.   make test: every test this machine can run.
+# Both install what they need into .venv first. Paths are relative, so that the checkout may lie in a path with spaces.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+# The first Python from 3.11 to 3.13; name another with PYTHON=…
+PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,\
+  $(if $(shell $(p) -c 'import sys; print("yes" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "")' 2>/dev/null),$(p))))
+PIP_ARGS ?=
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+DEMO := runs/demo
+ARGS ?=
+
+.PHONY: help install demo test
+help:
+	@grep -E '^# make' Makefile | sed 's/^# //; s/   make/\nmake/g'
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints/cpu.txt
+	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=/path/to/python3.12"; exit 1; }
+	@[ -x $(PY) ] || $(PYTHON) -m venv .venv || { echo "make: $(PYTHON) -m venv failed; on Debian install python3-venv"; exit 1; }
+	@echo "installing into .venv (log: .venv/install.log) …"
+	@$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints/cpu.txt -e '.[test]' >.venv/install.log 2>&1 \
+	  || { echo "make: pip could not install the packages; is there a network? the end of .venv/install.log says:"; tail -n 3 .venv/install.log; exit 1; }
+	@touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	@mkdir -p $(DEMO)
+	@[ -f $(DEMO)/model/model_index.json ] || { rm -rf $(DEMO)/model; $(PY) -m omnirl_hpc tiny-model $(DEMO)/model; }
+	@[ -f $(DEMO)/prompts.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/prompts.parquet --kind ocr --count 64 --seed 0
+	@rm -rf $(DEMO)/run
+	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 -m omnirl_hpc train \
+	  recipe=flowgrpo_tiny run_dir=$(DEMO)/run model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
+
+test: $(INSTALLED)
+	@$(PY) -m pytest $(ARGS)
