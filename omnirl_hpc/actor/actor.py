@@ -20,3 +20,9 @@ class Actor(Protocol):
 
     def lora_state(self) -> dict[str, Tensor]:
         """The trained adapter as full tensors under PEFT's names, on every rank."""
+
+    def offload(self) -> None:
+        """Free the device: parameters and optimizer state go to pinned host memory. No use until `onload`."""
+
+    def onload(self) -> None:
+        """Bring them back, bit for bit."""

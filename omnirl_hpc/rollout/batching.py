@@ -1,18 +1,86 @@
-"""Requests -> micro-batches of one fixed size."""
+"""Sample requests -> micro-batches of tensors, and back to trajectories: what every engine shares."""
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence, TypeVar
+from dataclasses import dataclass
+from typing import Iterator, Sequence
 
-Item = TypeVar("Item")
+import torch
+from torch import Tensor
+
+from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
+from omnirl_hpc.sampling.recorder import Recording
+from omnirl_hpc.sampling.schedule import Schedule
+from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories, pad_text
+from omnirl_hpc.sampling.windows import Window
 
 
-def micro_batches(items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], int]]:
-    """Consecutive batches of exactly `size` items, each with the number of real ones.
+@dataclass(frozen=True)
+class SampleBatch:
+    """The inputs of one pipeline call for B samples, on the engine's device."""
 
-    The last batch is padded with its own last item. Every kernel then sees one shape, so that a sample's value does not depend
-    on how many others are generated with it.
+    requests: list[SampleRequest]
+    text: TextEmbeds  # [B, L, D]
+    negative: TextEmbeds | None
+    initial: Tensor  # [B, S, C] fp32
+    noise: Tensor  # [B, W, S, C] fp32, for the steps of each sample's window
+
+    @property
+    def windows(self) -> list[Window]:
+        return [request.window for request in self.requests]
+
+    def trajectories(self, recording: Recording, images: Tensor, schedule: Schedule, version: int) -> Trajectories:
+        """What the pipeline call produced, as training reads it."""
+        device = self.initial.device
+        edges = torch.tensor([[*range(w.start, w.start + w.size + 1)] for w in self.windows])
+        whole = {"dtype": torch.int64, "device": device}
+        return Trajectories(
+            latents=recording.latents,
+            log_probs=recording.log_probs,
+            sigmas=schedule.sigmas[edges].to(device),
+            timesteps=schedule.timesteps[edges[:, :-1]].to(device),
+            sigma_max=torch.full((len(self.requests),), schedule.sigma_max, device=device),
+            text=self.text,
+            negative=self.negative,
+            images=images,
+            group=torch.tensor([r.group for r in self.requests], **whole),
+            sample=torch.tensor([r.sample for r in self.requests], **whole),
+            version=torch.full((len(self.requests),), version, **whole),
+            batch_size=[len(self.requests)],
+        )
+
+
+def micro_batches(
+    requests: Sequence[SampleRequest], size: int, latent_shape: tuple[int, int], seed: int, device: torch.device
+) -> Iterator[tuple[SampleBatch, int]]:
+    """Consecutive batches of exactly `size` samples, each with the number of real ones.
+
+    The last batch is padded with its own last sample. Every kernel then sees one shape, so that a sample's value does not
+    depend on how many others are generated with it.
     """
-    for start in range(0, len(items), size):
-        batch = list(items[start : start + size])
-        yield batch + [batch[-1]] * (size - len(batch)), len(batch)
+    for start in range(0, len(requests), size):
+        batch = list(requests[start : start + size])
+        count = len(batch)
+        batch += [batch[-1]] * (size - count)
+        yield _to_tensors(batch, latent_shape, seed, device), count
+
+
+def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], seed: int, device: torch.device) -> SampleBatch:
+    def noise(request: SampleRequest, purpose: str, *place: int) -> Tensor:
+        return standard_normal(shape, seed, purpose, request.step, request.prompt_id, request.sample, *place)
+
+    def transition_noise(request: SampleRequest) -> Tensor:
+        window = request.window
+        return torch.stack([noise(request, TRANSITION_NOISE, i) for i in range(window.start, window.start + window.size)])
+
+    def pad(embeds: list[Tensor]) -> TextEmbeds:
+        return torch.cat([pad_text(e, r.text_length) for e, r in zip(embeds, requests)]).to(device)
+
+    return SampleBatch(
+        requests=requests,
+        text=pad([r.text for r in requests]),
+        negative=None if requests[0].negative is None else pad([r.negative for r in requests]),
+        initial=torch.stack([noise(r, INITIAL_NOISE) for r in requests]).to(device),
+        noise=torch.stack([transition_noise(r) for r in requests]).to(device),
+    )

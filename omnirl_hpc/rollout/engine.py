@@ -45,3 +45,9 @@ class RolloutEngine(Protocol):
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""
+
+    def sleep(self) -> None:
+        """Free the device: weights go to pinned host memory. The engine may not be used until `wake`."""
+
+    def wake(self) -> None:
+        """Bring the weights back; the engine computes the same as before `sleep`, bit for bit."""
