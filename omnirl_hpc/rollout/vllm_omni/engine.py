@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import EngineError
+from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
 from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
@@ -35,6 +36,11 @@ class VllmOmniEngine:
         self._timer = timer
         self._schedule = family.make_schedule(config.sampling.num_inference_steps)
         self._version = -1
+        # These import vllm, which comes after its environment is prepared.
+        from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
+        from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
+        from omnirl_hpc.rollout.vllm_omni.sleep import CudaWeights, HostWeights
+
         self._worker = make_worker(config, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
         self._pipeline.set_progress_bar_config(disable=True)
@@ -42,13 +48,27 @@ class VllmOmniEngine:
             self._pipeline.scheduler.config, self._schedule, config.sampling.transition, config.sampling.noise_level
         )
         self._pipeline.scheduler = self._recorder
+        self._weights = None
+        if keeps_host_copy(config):
+            awake = config.rollout.awake
+            cuda = device.type == "cuda"
+            self._weights = CudaWeights(self._pipeline, awake, device) if cuda else HostWeights(self._pipeline, awake)
+            self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
+        if config.rollout.lora == "merged":
+            self._lora = MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
+        else:
+            targets = config.actor.lora.target_modules or family.lora_targets
+            self._lora = AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
 
     def encode(self, prompt: str) -> Tensor:
+        self._require_awake()
         with self._forward_context():
             embeds = self._family.encode_prompt(self._pipeline, prompt)
         return embeds.clone()  # a tensor of inference mode cannot enter autograd
 
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+        self._require_awake()
+        self._lora.prepare()
         size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise)
@@ -58,6 +78,31 @@ class VllmOmniEngine:
             with self._timer.phase("decode"), self._forward_context():
                 images = self._family.decode(self._pipeline.vae, recording.final)
             yield batch.trajectories(recording, images.clone(), self._schedule, self._version)[:count]
+
+    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+        self._require_awake()
+        self._lora.write(state)
+        self._version = version
+        found = self._lora.read_back(state)
+        return LoraReceipt(version, frozenset(lora_modules(found)), state_checksum(found))
+
+    def sleep(self) -> None:
+        if self._weights is None:
+            raise EngineError("the engine was made to stay on the device (residency=resident) and cannot sleep")
+        self._weights.sleep()
+
+    def wake(self) -> None:
+        if self._weights is not None and self._weights.asleep:
+            self._weights.wake()
+            self._lora.weights_restored()
+
+    def close(self) -> None:
+        """Free the model and the replica's process groups; the default group is the host's."""
+        self._worker.shutdown()
+
+    def _require_awake(self) -> None:
+        if self._weights is not None and self._weights.asleep:
+            raise EngineError("the rollout engine is asleep: wake it before using it")
 
     def _engine_requests(self, batch: SampleBatch):
         """One engine request for each sample; the pipeline runs them as one batch.
@@ -96,27 +141,3 @@ class VllmOmniEngine:
         with torch.inference_mode(), context:
             yield
 
-
-def make_worker(config: Config, layout: Layout, device: torch.device):
-    """Load the engine's part of the model on this rank."""
-    from vllm_omni.diffusion.data import AttentionConfig, AttentionSpec, DiffusionParallelConfig, OmniDiffusionConfig
-
-    from omnirl_hpc.rollout.vllm_omni.worker import SpmdWorker
-
-    rollout = config.rollout
-    pipeline_class = json.loads((Path(config.model.path) / "model_index.json").read_text())["_class_name"]
-    od_config = OmniDiffusionConfig(
-        model=config.model.path,
-        model_class_name=pipeline_class,
-        dtype=getattr(torch, rollout.dtype),
-        enforce_eager=True,
-        max_num_seqs=rollout.micro_batch_size,
-        parallel_config=DiffusionParallelConfig(
-            tensor_parallel_size=rollout.tensor_parallel_size,
-            ulysses_degree=rollout.ulysses_degree,
-            cfg_parallel_size=rollout.cfg_parallel_size,
-        ),
-        diffusion_attention_config=AttentionConfig(default=AttentionSpec(backend="TORCH_SDPA")),
-    )
-    od_config.enrich_config()
-    return SpmdWorker(od_config, layout.replica_size, device)
