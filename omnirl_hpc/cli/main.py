@@ -12,6 +12,7 @@ from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
 # command -> (module with run(arguments), what it does)
 COMMANDS = {
     "train": ("omnirl_hpc.cli.train", "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …"),
+    "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
     "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
 }

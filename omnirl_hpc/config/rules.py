@@ -46,6 +46,8 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,
         "actor.lora.alpha": config.actor.lora.alpha,
+        "checkpoint.every": config.checkpoint.every,
+        "checkpoint.keep": config.checkpoint.keep,
         "reward.workers": config.reward.workers,
         "reward.timeout_seconds": config.reward.timeout_seconds,
     }.items():
@@ -66,7 +68,8 @@ def image_size_fits(config: Config, world_size: int) -> None:
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
-    _one_of("residency", config.residency, ("resident",))
+    _one_of("residency", config.residency, ("swap", "resident"))
+    _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     _one_of("rollout.dtype", config.rollout.dtype, DTYPES)
@@ -232,6 +235,11 @@ def paths_exist(config: Config, world_size: int) -> None:
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
     _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
+    adapter = config.init_adapter
+    _require(
+        adapter is None or (Path(adapter) / "adapter_model.safetensors").is_file(),
+        f"init_adapter={adapter} is not a PEFT adapter: {adapter}/adapter_model.safetensors does not exist",
+    )
 
 
 RULES = (

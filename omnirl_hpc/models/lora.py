@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 from peft import LoraConfig as PeftConfig
@@ -35,6 +35,18 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
         )
     for parameter in lora_parameters(transformer).values():
         parameter.data = parameter.data.to(dtype)
+
+
+def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:
+    """adapter_config.json of the adapter."""
+    return {
+        "peft_type": "LORA",
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": list(targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
 
 
 def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, wait
 from dataclasses import dataclass
@@ -64,7 +68,10 @@ class RewardRunner:
         return Scores(values, seconds, errors)
 
     def close(self) -> None:
+        """End the workers at once, also one that hangs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():  # this process starts no others
+            child.kill()
 
     def _result(self, future: Future) -> tuple[list[float], str | None, float]:
         try:
@@ -78,7 +85,17 @@ _reward: Reward  # in a worker process
 
 def _make_reward(name: str) -> None:
     global _reward
+    # Ctrl-C and Slurm's signals reach every process of a job; ending is the rank's decision.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _reward = REWARDS[name]()
+
+
+def _end_with_parent() -> None:
+    """A rank that is killed with -9 cannot end its workers."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _score(batch: RewardBatch) -> tuple[list[float], str | None, float]:
