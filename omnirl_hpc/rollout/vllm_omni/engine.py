@@ -89,6 +89,7 @@ class VllmOmniEngine:
     def sleep(self) -> None:
         if self._weights is None:
             raise EngineError("the engine was made to stay on the device (residency=resident) and cannot sleep")
+        self._require_awake()
         self._weights.sleep()
 
     def wake(self) -> None:
@@ -97,7 +98,7 @@ class VllmOmniEngine:
             self._lora.weights_restored()
 
     def close(self) -> None:
-        """Free the model and the replica's process groups; the default group is the host's."""
+        """Let go of the model. The default process group is the host's, and its subgroups live as long as it does."""
         self._worker.shutdown()
 
     def _require_awake(self) -> None:

@@ -39,7 +39,6 @@ def init_replica_groups(parallel: DiffusionParallelConfig, size: int, local_rank
             "backend": backend,
         }
         omni_groups.initialize_model_parallel(**accepted(omni_groups.initialize_model_parallel, arguments))
-        # The first world group is only let go: torch names groups by their count, and a name freed here would be given twice.
         omni_groups._WORLD = omni_groups.init_world_group(replica, local_rank, backend)
         if vllm_groups._WORLD is None:
             vllm_groups._WORLD = vllm_groups.GroupCoordinator(
@@ -54,14 +53,15 @@ def init_replica_groups(parallel: DiffusionParallelConfig, size: int, local_rank
         omni_groups._DP = vllm_groups._DP = alone
 
 
-def destroy_replica_groups() -> None:
-    """Destroy what `init_replica_groups` formed. vLLM's own function would also destroy the default group."""
-    if omni_groups.model_parallel_is_initialized():
-        omni_groups.destroy_model_parallel()
-    for module in (omni_groups, vllm_groups):
-        if module._WORLD is not None:
-            module._WORLD.destroy()
-            module._WORLD = None
+def forget_replica_groups() -> None:
+    """Let vLLM forget its groups. None is destroyed before the default group is: vLLM would destroy that one too, and torch gives
+    a destroyed group's name to the next one, which would then meet the old one's addresses in the store."""
+    original = dist.destroy_process_group
+    dist.destroy_process_group = lambda *_: None
+    try:
+        omni_groups.destroy_distributed_env()
+    finally:
+        dist.destroy_process_group = original
 
 
 @contextmanager

@@ -37,7 +37,8 @@ class EngineLora(ABC):
 
     def places(self, state: dict[str, Tensor]) -> dict[str, Place]:
         """Where each module of `state` is. Modules that the engine lacks are left out."""
-        return find_places(lora_modules(state), self._layers, self._parts)
+        modules = sorted(lora_modules(state))  # a set's order differs between ranks, and shards are gathered in this one
+        return find_places(modules, self._layers, self._parts)
 
     @abstractmethod
     def write(self, state: dict[str, Tensor]) -> None:

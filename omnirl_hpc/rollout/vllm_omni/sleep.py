@@ -32,16 +32,14 @@ class SleepingWeights(ABC):
 
     def sleep(self) -> None:
         """Free the device. Raises EngineError where its memory does not come free."""
-        if not self.asleep:
-            self.save()
-            self._release()
-            self.asleep = True
+        self.save()
+        self._release()
+        self.asleep = True
 
     def wake(self) -> None:
         """Bring the weights back as they were loaded, bit for bit."""
-        if self.asleep:
-            self._restore()
-            self.asleep = False
+        self._restore()
+        self.asleep = False
 
     @abstractmethod
     def save(self) -> None:

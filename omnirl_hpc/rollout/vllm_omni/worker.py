@@ -15,7 +15,7 @@ import vllm_omni.diffusion.worker.diffusion_worker as stock
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.platforms import current_omni_platform
 
-from omnirl_hpc.rollout.vllm_omni.groups import destroy_replica_groups, init_replica_groups
+from omnirl_hpc.rollout.vllm_omni.groups import forget_replica_groups, init_replica_groups
 from omnirl_hpc.rollout.vllm_omni.importing import keep_environment
 from omnirl_hpc.rollout.vllm_omni.versions import WORKER_TITLE
 
@@ -52,7 +52,7 @@ class SpmdWorker(stock.DiffusionWorker):
         ours = {
             "init_distributed_environment": lambda **_: None,
             "initialize_model_parallel": form_groups,
-            "destroy_distributed_env": destroy_replica_groups,
+            "destroy_distributed_env": forget_replica_groups,
             WORKER_TITLE: lambda **_: None,
         }
         original = {name: getattr(stock, name) for name in ours if hasattr(stock, name)}
