@@ -33,7 +33,7 @@ class Versions:
         """Why the engine cannot run on these versions, in one sentence with the cure; None where it can."""
         if self.vllm is None or self.vllm_omni is None:
             missing = " and ".join(n for n, v in (("vllm", self.vllm), ("vllm-omni", self.vllm_omni)) if v is None)
-            return f"rollout.engine=vllm_omni needs {missing}, which is not installed ({INSTALL})"
+            return f"rollout.engine=vllm_omni needs {missing}, missing here ({INSTALL})"
         if minor(self.vllm) != minor(self.vllm_omni):
             return (
                 f"vllm-omni {self.vllm_omni} belongs with the same minor version of vllm, but {self.package} {self.vllm} is "
