@@ -5,6 +5,7 @@ All of them run before torch is imported. A rule that needs the number of ranks 
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -195,6 +196,12 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
         rollout.attention == "sdpa" or rollout.dtype != "float32",
         f"rollout.attention={rollout.attention} has no fp32 kernels: set rollout.dtype=bfloat16 or rollout.attention=sdpa",
     )
+    tokens, degree = config.model.height // IMAGE_MULTIPLE * (config.model.width // IMAGE_MULTIPLE), rollout.ulysses_degree
+    _require(
+        tokens % degree == 0,
+        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x {config.model.width} "
+        "image; the engine would attend over padding",
+    )
 
 
 def optimizer_is_valid(config: Config, world_size: int) -> None:
@@ -242,6 +249,20 @@ def paths_exist(config: Config, world_size: int) -> None:
     )
 
 
+def attention_heads_divide(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    ranks = rollout.tensor_parallel_size * rollout.ulysses_degree
+    transformer = Path(config.model.path) / "transformer" / "config.json"
+    if ranks == 1 or not transformer.is_file():
+        return
+    heads = json.loads(transformer.read_text()).get("num_attention_heads")
+    _require(
+        heads is None or heads % ranks == 0,
+        f"the {heads} attention heads of model.path={config.model.path} cannot be split over rollout.tensor_parallel_size x "
+        f"rollout.ulysses_degree = {ranks} ranks",
+    )
+
+
 RULES = (
     counts_are_positive,
     group_has_two_samples,
@@ -260,4 +281,5 @@ RULES = (
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
+    attention_heads_divide,
 )
