@@ -63,14 +63,15 @@ class Trainer:
         self.peaks = DevicePeaks(device)
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
-        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank)
+        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(loaded, run, checkpointer, self.actor, self.algorithm, self.sampler, self.residency, timer)
 
     def train(self) -> StopReason:
         """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
         first = self.state.restore()
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
-        with ProgressDisplay(self.config.steps, self.layout.rank) as progress:
+        self.timer.take()
+        with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
             for step in range(first, self.config.steps):
                 try:
                     metrics = self.train_step(step)
