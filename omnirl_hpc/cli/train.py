@@ -8,7 +8,8 @@ from typing import Sequence
 from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.data.prompts import PromptTable
+from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.run_directory import RunDirectory
@@ -22,7 +23,8 @@ def run(overrides: Sequence[str]) -> None:
         check(loaded.config, identity.world_size)
         run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_unused()
-    except ConfigError as error:
+        PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
+    except OmniRLError as error:
         if identity.rank == 0:
             raise
         sys.exit(error.exit_code)
