@@ -13,6 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
@@ -54,6 +55,8 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
             composed = compose("train", list(overrides), return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
+    except YAMLError as error:
+        raise ConfigError(f"a file of settings is not YAML: {' '.join(str(error).split())}") from None
     choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
     OmegaConf.set_struct(composed, False)
     del composed["hydra"]
@@ -112,14 +115,13 @@ def _explain(error: HydraException) -> str:
         group, choice = missing.groups()
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
-    cause = error.__cause__
-    message = _first_line(error)
-    if cause is not None:
-        message = f"{message} {_first_line(cause)}" if message not in str(cause) else _first_line(cause)
-    overridden = re.search(r"Could not override '([^']+)'", message)
-    unknown = re.search(r"Key '([^']+)' (?:is )?not in", message)
-    if overridden and unknown and unknown.group(1) != overridden.group(1).rpartition(".")[2]:
-        return _unknown(f"{overridden.group(1)}.{unknown.group(1)}")  # a whole node was set: actor.lora={rnk: 8}
-    if overridden or unknown:
-        return _unknown((overridden or unknown).group(1))
-    return message
+    text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
+    file = re.match(r"In '([^']+)': \w+ raised while composing config:", text)  # the wrong line stands in a file
+    place = f"configs/{file.group(1)}.yaml: " if file else ""
+    key = re.search(r"full_key: (\S+)", text) or re.search(r"Could not override '([^']+)'", text)
+    if key and re.search(r"Key '[^']+' (?:is )?not in|Could not override", text):
+        return place + _unknown(key.group(1))
+    lines = [line for line in text.strip().splitlines() if not line.startswith(" ")]
+    if file:
+        return f"{place}{key.group(1) if key else ''}: {lines[1]}"
+    return " ".join(dict.fromkeys(lines))
