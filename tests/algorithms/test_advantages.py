@@ -27,7 +27,9 @@ def test_divided_by_the_batch():
 def test_divided_by_the_group():
     # each group: squares 1 + 1, unbiased deviation sqrt(2) = 1.414214
     expected = 1 / (1.414214 + 1e-4)
-    assert advantages(REWARDS, GROUPS, std="group").tolist() == pytest.approx([-expected, expected, -expected, expected], abs=1e-6)
+    assert advantages(REWARDS, GROUPS, std="group").tolist() == pytest.approx(
+        [-expected, expected, -expected, expected], abs=1e-6
+    )
 
 
 def test_groups_need_not_be_contiguous_nor_of_one_size():
@@ -79,7 +81,10 @@ def test_errors():
         advantages(torch.tensor([1.0, math.nan]), torch.tensor([0, 0]))
 
 
-@given(st.lists(st.tuples(st.floats(-100, 100), st.integers(0, 3)), min_size=2, max_size=20), st.sampled_from(("batch", "group", None)))
+@given(
+    st.lists(st.tuples(st.floats(-100, 100), st.integers(0, 3)), min_size=2, max_size=20),
+    st.sampled_from(("batch", "group", None)),
+)
 def test_a_group_sums_to_zero_and_keeps_the_order_of_its_rewards(samples, std):
     rewards = torch.tensor([reward for reward, _ in samples], dtype=torch.float64)
     groups = torch.tensor([group for _, group in samples])

@@ -29,7 +29,9 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def point(ratios: list[float], advantages: list[float], weights: list[float], algorithm: FlowGRPO) -> tuple[TrainingPoint, torch.Tensor]:
+def point(
+    ratios: list[float], advantages: list[float], weights: list[float], algorithm: FlowGRPO
+) -> tuple[TrainingPoint, torch.Tensor]:
     """A training point and a velocity [B, S, C] whose likelihood ratios are `ratios`."""
     batch = len(ratios)
     velocity = normal(batch, *SHAPE, seed=0)
@@ -74,7 +76,9 @@ def test_clipping(ratio, advantage, expected):
     assert float(output.maxima["ratio/max_abs_log"]) == pytest.approx(abs(math.log(ratio)), abs=1e-5)
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "learns"), [(1.5, 2.0, False), (0.5, -2.0, False), (1.5, -2.0, True), (0.5, 2.0, True)])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "learns"), [(1.5, 2.0, False), (0.5, -2.0, False), (1.5, -2.0, True), (0.5, 2.0, True)]
+)
 def test_a_clipped_sample_has_no_gradient(ratio, advantage, learns):
     algorithm = make(clip_range=0.2)
     made, velocity = point([ratio], [advantage], [1.0], algorithm)

@@ -38,14 +38,19 @@ def test_values_choices_and_types():
 def test_the_stored_configuration_is_the_whole_one():
     loaded = load_config([*NEEDED, "recipe=flowgrpo_tiny", "seed=7"])
     stored = OmegaConf.create(loaded.to_yaml())
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored)) == loaded.config
+    assert (
+        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored))
+        == loaded.config
+    )
     assert stored.seed == 7 and stored.actor.optimizer.betas == [0.9, 0.999]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
     (tmp_path / "model_index.json").touch()
-    loaded = load_config([f"recipe={recipe}", f"run_dir={tmp_path}", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"])
+    loaded = load_config(
+        [f"recipe={recipe}", f"run_dir={tmp_path}", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"]
+    )
     assert loaded.choices["recipe"] == recipe
     check(loaded.config, world_size=2)
 
@@ -101,7 +106,12 @@ def test_a_mistake_in_a_recipe_names_file_and_key(tmp_path, monkeypatch, recipe,
 
 @pytest.mark.parametrize(
     ("override", "key"),
-    [("steps=abc", "steps"), ("actor.lora.rank=1.5", "actor.lora.rank"), ("seed=null", "seed"), ("data.text_lengths=[a]", "data.text_lengths")],
+    [
+        ("steps=abc", "steps"),
+        ("actor.lora.rank=1.5", "actor.lora.rank"),
+        ("seed=null", "seed"),
+        ("data.text_lengths=[a]", "data.text_lengths"),
+    ],
 )
 def test_a_value_of_the_wrong_type_names_its_key(override, key):
     assert override in message(override) and key in message(override)

@@ -92,7 +92,12 @@ BREAKS = [
     ),
     ("updates_divide_the_step", {"actor.updates_per_step": 3}, 1, ["actor.updates_per_step", "data.prompts_per_step"]),
     ("updates_divide_the_step", {"actor.updates_per_step": 4}, 2, ["actor.updates_per_step", "2 prompts of a replica"]),
-    ("updates_divide_the_step", {"actor.micro_batch_size": 12}, 1, ["actor.micro_batch_size", "data.samples_per_prompt", "such as 4"]),
+    (
+        "updates_divide_the_step",
+        {"actor.micro_batch_size": 12},
+        1,
+        ["actor.micro_batch_size", "data.samples_per_prompt", "such as 4"],
+    ),
     (
         "updates_divide_the_step",
         {"data.samples_per_prompt": 3, "actor.updates_per_step": 2, "rollout.tensor_parallel_size": 2},
@@ -105,7 +110,10 @@ BREAKS = [
         2,
         ["rollout.engine=diffusers", "rollout.tensor_parallel_size", "rollout.ulysses_degree", "rollout.cfg_parallel_size"],
     ),
-    *[("optimizer_is_valid", {f"actor.optimizer.{key}": 0.0}, 1, [f"actor.optimizer.{key}"]) for key in ("lr", "eps", "max_grad_norm")],
+    *[
+        ("optimizer_is_valid", {f"actor.optimizer.{key}": 0.0}, 1, [f"actor.optimizer.{key}"])
+        for key in ("lr", "eps", "max_grad_norm")
+    ],
     ("optimizer_is_valid", {"actor.optimizer.lr": math.inf}, 1, ["actor.optimizer.lr"]),
     ("optimizer_is_valid", {"actor.optimizer.weight_decay": -0.1}, 1, ["actor.optimizer.weight_decay"]),
     ("optimizer_is_valid", {"actor.optimizer.warmup_updates": -1}, 1, ["actor.optimizer.warmup_updates"]),
@@ -151,7 +159,9 @@ def test_the_valid_configuration_breaks_no_rule(valid):
         rules.check(valid, world_size)
 
 
-@pytest.mark.parametrize(("rule", "settings", "world_size", "named"), BREAKS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("rule", "settings", "world_size", "named"), BREAKS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_a_broken_rule_names_its_keys(valid, rule, settings, world_size, named):
     config = changed(valid, settings)
     with pytest.raises(ConfigError) as caught:
@@ -192,4 +202,3 @@ def test_names_are_those_of_the_registries():
     assert set(rules.ALGORITHMS) == set(ALGORITHMS)
     assert set(rules.FAMILIES) == set(FAMILIES)
     assert set(rules.REWARDS) == set(REWARDS)
-

@@ -93,7 +93,10 @@ def test_an_empty_prompt_names_its_place(tmp_path, empty):
         table[3]
 
 
-@pytest.mark.parametrize(("column", "values", "kind"), [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "bytes"), ("negative_prompt", [["a"], ["b"]], "list")])
+@pytest.mark.parametrize(
+    ("column", "values", "kind"),
+    [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "bytes"), ("negative_prompt", [["a"], ["b"]], "list")],
+)
 def test_what_is_not_text_names_its_place(tmp_path, column, values, kind):
     table = PromptTable(write(tmp_path, **({"prompt": ["a", "b"]} | {column: values})))
     with pytest.raises(DataError, match=f"row group 0, row 1: {column} is {kind}, not text"):

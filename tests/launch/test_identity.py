@@ -69,7 +69,9 @@ def test_a_variable_of_srun_is_missing(name):
         find_identity(without(SRUN, name))
 
 
-@pytest.mark.parametrize(("environ", "name"), [(TORCHRUN, "RANK"), (TORCHRUN, "MASTER_PORT"), (SRUN, "SLURM_PROCID"), (SRUN, "MASTER_PORT")])
+@pytest.mark.parametrize(
+    ("environ", "name"), [(TORCHRUN, "RANK"), (TORCHRUN, "MASTER_PORT"), (SRUN, "SLURM_PROCID"), (SRUN, "MASTER_PORT")]
+)
 def test_what_is_no_number(environ, name):
     with pytest.raises(ConfigError, match=f"^{name}=two is not a number"):
         find_identity(environ | {name: "two"})
@@ -83,7 +85,9 @@ def test_a_rank_outside_the_world(rank):
 
 def test_ports_differ_between_jobs_and_restarts_and_agree_within_a_job():
     assert find_identity(SRUN).master_port == find_identity(SRUN | {"SLURM_PROCID": "0"}).master_port
-    ports = [slurm_port({"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(r)}) for job in range(1000, 1010) for r in range(16)]
+    ports = [
+        slurm_port({"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(r)}) for job in range(1000, 1010) for r in range(16)
+    ]
     assert len(set(ports)) == len(ports)
     assert all(20000 <= port < 30000 for port in ports)
 

@@ -48,7 +48,9 @@ def by_hand(row: int, windows: list[Window], kind: str) -> tuple[torch.Tensor, l
         pair = SCHEDULE.sigmas[i], SCHEDULE.sigmas[i + 1]
         place = i - window.start
         if 0 <= place < window.size:
-            step = transition(kind, velocity(x, t), x, *pair, noise_level=0.7, sigma_max=SCHEDULE.sigma_max, noise=noise[:, place])
+            step = transition(
+                kind, velocity(x, t), x, *pair, noise_level=0.7, sigma_max=SCHEDULE.sigma_max, noise=noise[:, place]
+            )
             edges.append(x)
             log_probs.append(float(step.log_prob))
         else:

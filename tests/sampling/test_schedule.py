@@ -47,7 +47,8 @@ def test_schedule_descends_from_one_to_zero():
 
 
 def test_mu_at_1024_tokens():
-    # verl_omni.md, row 37: Qwen-Image's own file, 0.5 + (1024 - 256) 0.4 / 7936, and diffusers' fallback, 0.5 + (1024 - 256) 0.65 / 3840
+    # verl_omni.md, row 37: Qwen-Image's own file, 0.5 + (1024 - 256) 0.4 / 7936,
+    # and diffusers' fallback, 0.5 + (1024 - 256) 0.65 / 3840
     assert dynamic_shift(1024, SCHEDULER) == pytest.approx(0.5387, abs=5e-5)
     assert dynamic_shift(1024, {}) == pytest.approx(0.63, abs=1e-9)
 

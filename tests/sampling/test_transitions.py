@@ -47,9 +47,9 @@ def test_golden_numbers(case, mean, std, log_prob):
 def papers(kind: str, v: float, x: float, t: float, u: float, eta: float, t_max: float) -> tuple[float, float]:
     """(mean, std) of the step t -> u, in double precision and in the notation of the papers (field.md A.1), written down anew.
 
-    Flow-GRPO eq. 9, over a step dt < 0 of the reverse SDE: dx = [v + s^2 / (2t) (x + (1 - t) v)] dt + s dw, s = eta sqrt(t / (1 - t)).
+    Flow-GRPO, a step dt < 0 of dx = [v + s^2 / (2t) (x + (1 - t) v)] dt + s dw, s = eta sqrt(t / (1 - t)).
     Flow-CPS: x' = (1 - u) x0_hat + sqrt(u^2 - std^2) eps_hat + std z.
-    DanceGRPO eq. 9: dx = [v - eta^2 / 2 score] dt + eta dw, score = -eps_hat / t for x = (1 - t) x0 + t eps.
+    DanceGRPO: dx = [v - eta^2 / 2 score] dt + eta dw, score = -eps_hat / t for x = (1 - t) x0 + t eps.
     """
     dt, x0_hat, eps_hat = u - t, x - t * v, x + (1 - t) * v
     if kind == "sde":
@@ -105,9 +105,7 @@ def test_eta_to_zero_tends_to_the_ode_step(kind, v, x, z, step):
     velocity, sample, noise = (torch.tensor([[value]]) for value in (v, x, z))
     ode = transition("ode", velocity, sample, *step).next_sample
     distances = [
-        float(
-            (transition(kind, velocity, sample, *step, noise_level=eta, sigma_max=0.97, noise=noise).next_sample - ode).abs()
-        )
+        float((transition(kind, velocity, sample, *step, noise_level=eta, sigma_max=0.97, noise=noise).next_sample - ode).abs())
         for eta in (1e-2, 1e-4, 1e-6)
     ]
     # The noise falls with eta, at most sqrt(1 / (1 - 0.97)) |z| eta sqrt(-dt) < 18 eta; drift terms with eta^2. 1e-5: fp32.
@@ -168,7 +166,9 @@ def test_log_prob_is_the_mean_over_latent_dimensions():
 
 def test_sigma_max_is_read_only_where_sigma_is_one():
     one, score = torch.ones(2, 1), torch.zeros(2, 1)
-    got = transition("sde", one, one, torch.tensor([1.0, 0.8]), torch.tensor([0.9, 0.6]), noise_level=0.7, sigma_max=0.5, next_sample=score)
+    got = transition(
+        "sde", one, one, torch.tensor([1.0, 0.8]), torch.tensor([0.9, 0.6]), noise_level=0.7, sigma_max=0.5, next_sample=score
+    )
     # sqrt(1 / (1 - 0.5)) 0.7 sqrt(0.1) and sqrt(0.8 / 0.2) 0.7 sqrt(0.2)
     assert got.std.flatten().tolist() == pytest.approx([0.313050, 0.626099], abs=1e-6)
 
