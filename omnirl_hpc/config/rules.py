@@ -54,7 +54,7 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "reward.workers": config.reward.workers,
         "reward.timeout_seconds": config.reward.timeout_seconds,
     }.items():
-        _require(value > 0, f"{key}={value} must be greater than 0")
+        _require(value > 0 and math.isfinite(value), f"{key}={value} must be a number greater than 0")
 
 
 def counts_are_not_negative(config: Config, world_size: int) -> None:

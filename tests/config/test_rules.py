@@ -30,6 +30,7 @@ POSITIVE = [
 # rule, what is set (on top of a valid configuration of 4 prompts x 8 samples), ranks, keys that the message names
 BREAKS = [
     *[("counts_are_positive", {key: value}, 1, [key]) for key in POSITIVE for value in (0, -1)],
+    *[("counts_are_positive", {key: math.inf}, 1, [key]) for key in ("timeout_seconds", "reward.timeout_seconds")],
     *[("counts_are_not_negative", {key: -1}, 1, [key]) for key in ("seed", "logging.samples_every", "logging.samples_count")],
     ("group_has_two_samples", {"data.samples_per_prompt": 1, "actor.micro_batch_size": 1}, 1, ["data.samples_per_prompt"]),
     ("image_size_fits", {"model.height": 100}, 1, ["model.height", "nearest is 96"]),
