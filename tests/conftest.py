@@ -1,10 +1,15 @@
-"""What tests of several rooms need. Both are made once for a whole run of the suite."""
+"""What tests of several rooms need. Model and prompts are made once for a whole run of the suite."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No deadline: how long an example takes says something about the machine, not about the program.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

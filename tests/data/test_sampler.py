@@ -24,7 +24,7 @@ def deal(sampler: GroupSampler, steps: int) -> list[str]:
     return [group.prompt.id for _ in range(steps) for group in sampler.next_groups()]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(1, 12), per_step=st.integers(1, 15), seed=st.integers(0, 1000))
 def test_every_prompt_once_an_epoch(tmp_path, size, per_step, seed):
     dealt = deal(GroupSampler(table_of(tmp_path, size), per_step, 2, seed), steps=3 * size)
