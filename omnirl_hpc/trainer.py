@@ -26,6 +26,7 @@ from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.residency import Residency
+from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
@@ -56,7 +57,7 @@ class Trainer:
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
         )
         self.algorithm = ALGORITHMS[config.algorithm.name](config)
-        self.rewards = RewardRunner(config.reward)
+        self.rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
         self.actor = FSDPActor(config, self.family, layout, device)
         self.engine = make_engine(config, self.family, layout, device, timer)
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)

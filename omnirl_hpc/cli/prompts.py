@@ -22,6 +22,9 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigError(f"{options.out} exists; delete it or choose another name")
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
 
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_ocr_table(str(options.out), options.count, options.seed)
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_ocr_table(str(options.out), options.count, options.seed)
+    except OSError as error:
+        raise ConfigError(f"{options.out} cannot be written: {error}") from None
     print(f"wrote {options.count} prompts to {options.out}")
