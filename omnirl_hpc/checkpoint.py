@@ -20,6 +20,7 @@ import shutil
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable
 
@@ -53,12 +54,15 @@ class CheckpointContent:
 class Checkpointer:
     """Writes and finds the checkpoints of one run. All methods but `find` are collective."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, rank: int) -> None:
+    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
         self._folder = folder
         self._config = config
         self._rank = rank
-        # A group of its own: a background save must not mix its messages with training's.
-        self._group = dist.new_group(backend="gloo")
+        # Groups of their own: the messages of a background save must mix neither with training's nor with those by which the
+        # ranks agree that it has ended.
+        timeout = timedelta(seconds=timeout_seconds)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._agreement = dist.new_group(backend="gloo", timeout=timeout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, list[Future]] | None = None
 
@@ -81,7 +85,7 @@ class Checkpointer:
         """Complete a background save that has ended on all ranks."""
         if self._pending is not None:
             done = torch.tensor(int(all(future.done() for future in self._pending[1])))
-            dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._group)
+            dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._agreement)
             if done:
                 self.wait()
 
@@ -152,7 +156,7 @@ class Checkpointer:
         except (OSError, CheckpointException, RuntimeError) as failure:  # RuntimeError: safetensors and torch on a full disk
             error = f"rank {self._rank}: {type(failure).__name__}: {_first_line(failure)}"
         errors: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, error, group=self._group)
+        dist.all_gather_object(errors, error, group=self._agreement)
         if failed := [e for e in errors if e]:
             if self._rank == 0:
                 for leftover in self._folder.glob("step_*.tmp"):
@@ -189,7 +193,7 @@ class Checkpointer:
         """Read a checkpoint: fills `optimizer` in place, returns (lora, state). Later ones are renamed away: this run goes another way."""
         dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
         lora, state = load_adapter(path / "adapter"), read_state(path)
-        dist.barrier(self._group)
+        dist.barrier(self._agreement)
         if self._rank == 0:
             for later in self._steps():
                 if later > state["step"]:

@@ -26,6 +26,7 @@ from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.residency import Residency
+from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
@@ -56,21 +57,24 @@ class Trainer:
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
         )
         self.algorithm = ALGORITHMS[config.algorithm.name](config)
-        self.rewards = RewardRunner(config.reward)
+        self.rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
         self.actor = FSDPActor(config, self.family, layout, device)
+        if config.residency == "swap":
+            self.actor.offload()  # engine and actor may not fit together, not even while they are built
         self.engine = make_engine(config, self.family, layout, device, timer)
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
-        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank)
+        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(loaded, run, checkpointer, self.actor, self.algorithm, self.sampler, self.residency, timer)
 
     def train(self) -> StopReason:
         """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
         first = self.state.restore()
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
-        with ProgressDisplay(self.config.steps, self.layout.rank) as progress:
+        self.timer.take()
+        with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
             for step in range(first, self.config.steps):
                 try:
                     metrics = self.train_step(step)

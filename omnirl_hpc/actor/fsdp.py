@@ -53,8 +53,7 @@ class FSDPActor:
         self._pinned.offload()
 
     def onload(self) -> None:
-        if self._pinned.offloaded:
-            self._pinned.onload()
+        self._pinned.onload()
 
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         if self._pinned.offloaded:
@@ -107,7 +106,7 @@ class FSDPActor:
         return {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"}
 
     def load_scheduler_state(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state)
+        self._scheduler.load_state_dict(state | {"lr_lambdas": [None]})  # None: the function is the configuration's
         for group, lr in zip(self._optimizer.param_groups, self._scheduler.get_last_lr()):
             group["lr"] = lr
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     command, *rest = arguments
     if command not in COMMANDS:
-        print(f"omnirl-hpc: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        print(f"omnirl-hpc: unknown command {command!r}; known: {', '.join(COMMANDS)} (see omnirl-hpc help)", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     try:
         importlib.import_module(COMMANDS[command][0]).run(rest)

@@ -9,8 +9,9 @@ from typing import Sequence
 from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.determinism import enable_strict
-from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock, job_name
 from omnirl_hpc.launch.runtime import prepare_process
@@ -33,10 +34,11 @@ def run(overrides: Sequence[str]) -> None:
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_same_run(loaded.to_yaml())
+        PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
         lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
         run_directory.create()
-    except ConfigError as error:
+    except OmniRLError as error:
         if identity.rank == 0:
             raise
         sys.exit(error.exit_code)

@@ -16,6 +16,11 @@ from omnirl_hpc.layout import make_layout
 IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
 MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
+# The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
+FAMILIES = ("qwen_image",)
+ENGINES = ("diffusers",)
+ALGORITHMS = ("flow_grpo",)
+REWARDS = ("jpeg_compressibility",)
 
 
 def check(config: Config, world_size: int) -> None:
@@ -52,7 +57,16 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "reward.workers": config.reward.workers,
         "reward.timeout_seconds": config.reward.timeout_seconds,
     }.items():
-        _require(value > 0, f"{key}={value} must be greater than 0")
+        _require(value > 0 and math.isfinite(value), f"{key}={value} must be a number greater than 0")
+
+
+def counts_are_not_negative(config: Config, world_size: int) -> None:
+    for key, value in {
+        "seed": config.seed,
+        "logging.samples_every": config.logging.samples_every,
+        "logging.samples_count": config.logging.samples_count,
+    }.items():
+        _require(value >= 0, f"{key}={value} must not be negative")
 
 
 def group_has_two_samples(config: Config, world_size: int) -> None:
@@ -69,6 +83,10 @@ def image_size_fits(config: Config, world_size: int) -> None:
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
+    _one_of("model.family", config.model.family, FAMILIES)
+    _one_of("rollout.engine", config.rollout.engine, ENGINES)
+    _one_of("algorithm.name", config.algorithm.name, ALGORITHMS)
+    _one_of("reward.name", config.reward.name, REWARDS)
     _one_of("residency", config.residency, ("swap", "resident"))
     _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
@@ -265,6 +283,7 @@ def attention_heads_divide(config: Config, world_size: int) -> None:
 
 RULES = (
     counts_are_positive,
+    counts_are_not_negative,
     group_has_two_samples,
     image_size_fits,
     choices_are_known,

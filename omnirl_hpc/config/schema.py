@@ -61,7 +61,7 @@ class SamplingConfig:
 class RolloutConfig:
     """The engine that samples."""
 
-    engine: str = "diffusers"  # a key of omnirl_hpc.rollout.ENGINES
+    engine: str = "diffusers"  # see omnirl_hpc.rollout.make_engine
     dtype: str = "bfloat16"
     micro_batch_size: int = 16  # samples generated at once; the last micro-batch is padded to it
     tensor_parallel_size: int = 1  # ranks of a replica: tensor_parallel_size x ulysses_degree x cfg_parallel_size

@@ -49,8 +49,7 @@ class DiffusersEngine:
         self._pinned.offload()
 
     def wake(self) -> None:
-        if self._pinned.offloaded:
-            self._pinned.onload()
+        self._pinned.onload()
 
     def _require_awake(self) -> None:
         if self._pinned.offloaded:
