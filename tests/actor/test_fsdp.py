@@ -11,7 +11,7 @@ from cases import SAMPLES, gradients, largest_difference, make_actor, make_point
 from helpers import make_config, one_rank_group, run_ranks
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import update
+from omnirl_hpc.actor.update import recompute_old_log_probs, update
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
@@ -111,6 +111,24 @@ def test_reference_is_the_base_model(configured):
     with pytest.raises(AttributeError):
         actor.velocity(None, REFERENCE)
     assert torch.equal(actor.velocity(point, CURRENT), before)
+
+
+def test_an_update_makes_better_samples_likelier(configured):
+    """The sign of it all: the sum of weight x advantage x change of log-probability is positive, and ratios are reported."""
+    config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
+    actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
+    points = make_points(config, ALL, micro_batch=2)
+    recompute_old_log_probs(actor, algorithm, points, metrics)
+    update(actor, algorithm, points, metrics, first=True)
+    reported = metrics.reduce()
+    assert reported["ratio/max_abs_log"] == 0  # the same policy, the same kernels
+    assert reported["ratio/mean"] == pytest.approx(1)
+    gain = 0.0
+    with torch.no_grad():
+        for point in points:
+            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - point.extras["old_log_prob"]
+            gain += float((point.weights * point.advantages * change).sum())
+    assert gain > 1e-6
 
 
 def test_kl_to_the_reference_has_plain_autograds_gradient(configured):
