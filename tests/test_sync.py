@@ -70,7 +70,11 @@ def test_what_arrives_is_what_was_sent(config, engine):
 def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_prompts, tmp_path):
     targets = [target for target in QwenImage.lora_targets if target != "to_q"]
     other = make_config(
-        tiny_model, tiny_prompts, tmp_path, f"rollout.dtype={config.rollout.dtype}", f"actor.lora.target_modules=[{','.join(targets)}]"
+        tiny_model,
+        tiny_prompts,
+        tmp_path,
+        f"rollout.dtype={config.rollout.dtype}",
+        f"actor.lora.target_modules=[{','.join(targets)}]",
     )
     engine = make_engine(other, QwenImage(other.model), ALONE, CPU, PhaseTimer(CPU))
     with pytest.raises(SyncError) as error:
@@ -84,7 +88,9 @@ def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_pr
 def test_an_engine_with_a_module_more_stops_the_run(config, engine):
     actor = Trained(config)
     actor.state = {name: tensor for name, tensor in actor.state.items() if ".1." not in name or ".img_mlp." in name}
-    with pytest.raises(SyncError, match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"):
+    with pytest.raises(
+        SyncError, match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"
+    ):
         sync_lora(actor, engine, getattr(torch, config.rollout.dtype), 1)
 
 
@@ -112,7 +118,9 @@ def stale(state):
 @pytest.mark.parametrize("fault", [one_bit, swapped, stale])
 def test_wrong_values_stop_the_run(config, engine, fault):
     right = sync(config, make_engine(config, QwenImage(config.model), ALONE, CPU, PhaseTimer(CPU))).checksum
-    with pytest.raises(SyncError, match=rf"the actor sent {right}, the engine computes with (?!{right})[0-9a-f]{{16}} \(version 1\)"):
+    with pytest.raises(
+        SyncError, match=rf"the actor sent {right}, the engine computes with (?!{right})[0-9a-f]{{16}} \(version 1\)"
+    ):
         sync(config, Faulty(engine, state=fault))
 
 

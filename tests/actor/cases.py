@@ -71,7 +71,9 @@ def make_trajectories(config: Config) -> Trajectories:
     )
 
 
-def make_points(config: Config, rows: Sequence[int], micro_batch: int, weights: Sequence[float] | None = None) -> list[TrainingPoint]:
+def make_points(
+    config: Config, rows: Sequence[int], micro_batch: int, weights: Sequence[float] | None = None
+) -> list[TrainingPoint]:
     """The points of some of the samples. All four together are one update."""
     batch, algorithm = make_trajectories(config), FlowGRPO(config)
     advantages = torch.tensor([1.0, -0.5, 0.25, -2.0])

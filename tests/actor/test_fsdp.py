@@ -215,7 +215,12 @@ def test_two_ranks_give_the_gradients_of_one(configured):
 
     single = FSDPActor(configs["bf16"], QwenImage(configs["bf16"].model), make_layout(configs["bf16"], 0, 1), torch.device("cpu"))
     for rank in ranks:
-        assert {name: result["local"] for name, result in rank.items()} == {"sharded": 0.5, "replicated": 1, "kl": 0.5, "bf16": 0.5}
+        assert {name: result["local"] for name, result in rank.items()} == {
+            "sharded": 0.5,
+            "replicated": 1,
+            "kl": 0.5,
+            "bf16": 0.5,
+        }
         assert rank["bf16"]["dtypes"] == {torch.float32}
         assert rank["bf16"]["metrics"]["grad_norm"] > 0
         before, after = rank["bf16"]["before"], rank["bf16"]["after"]

@@ -62,7 +62,8 @@ def test_initial_adapter_is_a_function_of_the_seed(tiny_model):
 def test_initial_a_has_standard_deviation_one_over_rank(tiny_model):
     """PEFT's "gaussian". Of 9,216 values: the standard error of the deviation is below 1 % of it."""
     first, second = (
-        torch.cat([p.detach().flatten() for name, p in adapted(tiny_model, seed).items() if ".lora_A." in name]) for seed in (0, 1)
+        torch.cat([p.detach().flatten() for name, p in adapted(tiny_model, seed).items() if ".lora_A." in name])
+        for seed in (0, 1)
     )
     for values in (first, second):
         assert values.mean().abs() < 0.01

@@ -53,18 +53,18 @@ def test_noise_is_a_function_of_the_sample():
 
 def test_no_two_draws_are_the_same():
     requests = [request(0), request(1), request(0, prompt_id="q"), request(0, step=4)]
-    (batch, _), = batches(requests, 4)
+    ((batch, _),) = batches(requests, 4)
     draws = torch.cat([batch.initial, batch.noise.flatten(0, 1)]).flatten(1)
     assert len(draws.unique(dim=0)) == 12  # 4 initial, 4 x 2 of transitions
 
 
 def test_text_is_padded_to_the_width_of_the_step():
-    (batch, _), = batches([request(0, tokens=5), request(1, tokens=7)], 2)
+    ((batch, _),) = batches([request(0, tokens=5), request(1, tokens=7)], 2)
     assert batch.text.embeds.shape == (2, 8, 4)
     assert batch.text.mask.sum(dim=1).tolist() == [5, 7]
     assert batch.text.embeds[0, :5].eq(1).all() and not batch.text.embeds[0, 5:].any()
     assert batch.negative.mask.sum(dim=1).tolist() == [1, 1]
-    (unguided, _), = batches([replace(request(0), negative=None)], 1)
+    ((unguided, _),) = batches([replace(request(0), negative=None)], 1)
     assert unguided.negative is None
 
 
@@ -74,7 +74,7 @@ def test_text_is_never_truncated():
 
 
 def test_trajectories_hold_the_schedule_at_their_windows():
-    (batch, _), = batches([request(0, start=0), request(1, start=2)], 2)
+    ((batch, _),) = batches([request(0, start=0), request(1, start=2)], 2)
     schedule = Schedule(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), torch.tensor([1000.0, 800.0, 600.0, 300.0]))
     recording = Recording(torch.zeros(2, 3, *SHAPE), torch.zeros(2, 2), torch.zeros(2, *SHAPE))
     made = batch.trajectories(recording, torch.zeros(2, 3, 4, 4, dtype=torch.uint8), schedule, version=5)
