@@ -68,7 +68,7 @@ def test_batched_guidance_is_one_forward_pass(configured):
     for cfg, calls in (("sequential", [4, 4]), ("batched", [8])):
         actor, seen = make_actor(configured(f"actor.cfg={cfg}")), []
         actor._transformer.register_forward_pre_hook(
-            lambda _, __, kwargs: seen.append(len(kwargs["hidden_states"])), with_kwargs=True
+            lambda _, __, kwargs, seen=seen: seen.append(len(kwargs["hidden_states"])), with_kwargs=True
         )
         actor.velocity(make_points(configured(), ALL, micro_batch=4)[0], CURRENT)
         assert seen == calls
