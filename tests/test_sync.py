@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import ALONE, CPU, fill_adapter, make_config
 
 from omnirl_hpc.errors import SyncError
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -13,6 +12,7 @@ from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import LoraReceipt
 from omnirl_hpc.sync import sync_lora
+from tests.helpers import ALONE, CPU, fill_adapter, make_config
 
 SOME = "transformer_blocks.1.attn.to_q.lora_A.weight"
 

@@ -37,7 +37,7 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
 
 
 def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapter's parameters under PEFT's names: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank]."""
+    """The adapter's parameters under PEFT's names: `<module>.lora_A.weight` [rank, in], `<module>.lora_B.weight` [out, rank]."""
     return {
         name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in transformer.named_parameters()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Sequence
 
 import torch
-from helpers import ALONE, CPU, fill_adapter
 from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
@@ -20,6 +19,7 @@ from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+from tests.helpers import ALONE, CPU, fill_adapter
 
 SAMPLES = 4
 TEXT_WIDTH = 32

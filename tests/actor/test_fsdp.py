@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
-from helpers import make_config, one_rank_group, run_ranks
 
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import recompute_old_log_probs, update
@@ -20,6 +18,8 @@ from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
+from tests.helpers import make_config, one_rank_group, run_ranks
 
 ALL = range(SAMPLES)
 

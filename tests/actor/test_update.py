@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from helpers import CPU, one_rank_group
 
 from omnirl_hpc.actor.update import FIRST_UPDATE_GAP, recompute_old_log_probs, update
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.metrics.accumulator import Accumulator
+from tests.helpers import CPU, one_rank_group
 
 
 class OneNumber:

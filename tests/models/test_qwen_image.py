@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from helpers import make_config
 
 from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.data.prompts import PromptTable
@@ -14,6 +13,7 @@ from omnirl_hpc.errors import DataError
 from omnirl_hpc.models.qwen_image import PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.trajectories import TextEmbeds, pad_text
+from tests.helpers import make_config
 
 STEPS = 3
 SCALE = 4.0

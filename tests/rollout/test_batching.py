@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import CPU
 
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
 from omnirl_hpc.rollout.engine import SampleRequest
@@ -14,6 +13,7 @@ from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_
 from omnirl_hpc.sampling.recorder import Recording
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.windows import Window
+from tests.helpers import CPU
 
 SHAPE = (6, 16)
 SEED = 11

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import ALONE, CPU, fill_adapter, make_config, one_rank_group
 
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.data.prompts import PromptTable
@@ -21,6 +20,7 @@ from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import sync_lora
+from tests.helpers import ALONE, CPU, fill_adapter, make_config, one_rank_group
 
 MICRO_BATCH = 8
 
