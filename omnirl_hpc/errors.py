@@ -33,5 +33,9 @@ class RewardError(OmniRLError):
     """A reward could not score its samples. The message names the reward."""
 
 
+class CheckpointError(OmniRLError):
+    """A checkpoint could not be written, or does not fit the run."""
+
+
 class NonFiniteError(OmniRLError):
     """A loss or a gradient is NaN or infinite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from omnirl_hpc import __version__
+from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.errors import ConfigError
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "tensordict", "pyarrow", "hydra-core", "vllm", "vllm-omni")
@@ -29,17 +31,19 @@ class RunDirectory:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples"
+        self.hashes = self.path / "hashes.jsonl"
         self.logs = self.path / "log"
+        self.checkpoints = self.path / "checkpoints"
 
-    def check_unused(self) -> None:
-        """Raise ConfigError where a run has been here: nothing of a user's is overwritten."""
+    def check_same_run(self, config_yaml: str) -> None:
+        """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it is."""
         if self.config.exists():
-            raise ConfigError(f"run_dir={self.path} already holds a run ({self.config} exists): choose another folder or delete it")
+            check_same_run(self.config.read_text(), config_yaml, str(self.path))
 
     def create(self) -> None:
         """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written to."""
         try:
-            for folder in (self.path, self.samples, self.logs):
+            for folder in (self.path, self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run_dir={self.path} cannot be made: {error}") from None
@@ -48,6 +52,15 @@ class RunDirectory:
         """Record what is about to run. Rank 0 only."""
         self.config.write_text(config_yaml)
         self.environment.write_text(json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Forget what was written about step `step` and later ones, and half lines: they will be written again. Rank 0 only."""
+        for path in (self.metrics, self.hashes, self.samples / "index.jsonl"):
+            if path.exists():
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) < step]
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text("".join(line + "\n" for line in kept))
+                temporary.replace(path)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only."""
@@ -61,6 +74,14 @@ class RunDirectory:
         logger = logging.getLogger("omnirl_hpc")
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of JSON; infinity for half a line, which a killed run leaves at the end."""
+    try:
+        return json.loads(line)["step"]
+    except json.JSONDecodeError:
+        return math.inf
 
 
 def describe_environment() -> dict[str, Any]:

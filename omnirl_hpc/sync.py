@@ -22,13 +22,16 @@ class LoraSource(Protocol):
         """Full tensors under PEFT's names; a collective operation."""
 
 
-def sync_lora(actor: LoraSource, engine: RolloutEngine, dtype: torch.dtype, version: int) -> LoraReceipt:
-    """Give the engine the actor's adapter as `version` and return its receipt.
+def collect_lora(actor: LoraSource, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank."""
+    return {name: tensor.to(dtype) for name, tensor in actor.lora_state().items()}
 
-    Every rank takes part: the actor's shards become full tensors on every rank by collectives. Raises SyncError naming the modules
-    that differ, or the two checksums.
+
+def deliver_lora(engine: RolloutEngine, state: dict[str, Tensor], version: int) -> LoraReceipt:
+    """Give the engine the adapter `state` as `version` and return its receipt.
+
+    Raises SyncError naming the modules that differ, or the two checksums.
     """
-    state = {name: tensor.to(dtype) for name, tensor in actor.lora_state().items()}
     receipt = engine.load_lora(state, version)
     trained = lora_modules(state)
     if receipt.modules != trained:

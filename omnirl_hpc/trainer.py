@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import recompute_old_log_probs, update
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import ALGORITHMS
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.checkpoint import Checkpointer
+from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
+from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.metrics.memory import peak_memory
+from omnirl_hpc.metrics.hashes import StepHashes
+from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.residency import Residency
+from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
@@ -30,8 +34,9 @@ from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.run_state import RunState
 from omnirl_hpc.sampling.trajectories import Trajectories
-from omnirl_hpc.sync import sync_lora
+from omnirl_hpc.sync import collect_lora, deliver_lora
 
 log = logging.getLogger(__name__)
 
@@ -42,32 +47,48 @@ TIMED_PHASES = ("encode", "rollout", "decode", "reward", "reward_exposed", "swap
 class Trainer:
     """One rank's part of a run. All ranks construct it and call its methods together."""
 
-    def __init__(self, config: Config, layout: Layout, device: torch.device, run: RunDirectory, timer: PhaseTimer) -> None:
-        self.config, self.layout, self.device, self.run, self.timer = config, layout, device, run, timer
+    def __init__(
+        self, loaded: LoadedConfig, layout: Layout, device: torch.device, run: RunDirectory, timer: PhaseTimer, stop: StopFlag
+    ) -> None:
+        config = self.config = loaded.config
+        self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
         self.family = FAMILIES[config.model.family](config.model)
         self.sampler = GroupSampler(
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
         )
         self.algorithm = ALGORITHMS[config.algorithm.name](config)
-        self.rewards = RewardRunner(config.reward)
+        self.rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
         self.actor = FSDPActor(config, self.family, layout, device)
         self.engine = make_engine(config, self.family, layout, device, timer)
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
-        self.version = 0
-        self.receipt = self.sync()  # the engine starts with the actor's adapter, and the path is proven before the first step
+        self.peaks = DevicePeaks(device)
+        self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
+        self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
+        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
+        self.state = RunState(loaded, run, checkpointer, self.actor, self.algorithm, self.sampler, self.residency, timer)
 
-    def train(self) -> None:
-        """All steps of the run."""
-        with ProgressDisplay(self.config.steps, self.layout.rank) as progress:
-            for step in range(self.config.steps):
-                metrics = self.train_step(step)
+    def train(self) -> StopReason:
+        """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
+        first = self.state.restore()
+        self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
+        self.timer.take()
+        with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
+            for step in range(first, self.config.steps):
+                try:
+                    metrics = self.train_step(step)
+                except StopRequested as stop:
+                    log.info("stop requested (%s) in step %d, phase %s", stop.reason.name, step, self.timer.current)
+                    self.state.give_up(step)
+                    return stop.reason
                 if self.layout.rank == 0:
                     self.run.append_metrics(metrics)
                 progress.show(metrics)
+                self.state.save_if_due(step + 1)
+        self.state.finish()
+        return StopReason.NONE
 
     def train_step(self, step: int) -> dict[str, float]:
         """Generate, score, learn, hand the new weights to the engine."""
-        self.timer.take()
         metrics = Accumulator(self.device)
         groups = self.sampler.next_groups()
 
@@ -79,24 +100,33 @@ class Trainer:
             scored = gather_scores(self.rewards.collect(), batch, self.config.reward)
         advantages = self.algorithm.advantages(scored.rewards, scored.groups, scored.mask)
         updates = self.training_points(batch, scored, advantages)
+        self.hashes.rollout(step, batch, scored.rewards, advantages)
 
+        self.residency.to_actor()
+        self.actor.keep()
         if self.algorithm.recomputes_old_log_prob:
             with self.timer.phase("old_log_prob"):
                 for points in updates:
-                    recompute_old_log_probs(self.actor, self.algorithm, points, metrics)
+                    recompute_old_log_probs(self.actor, self.algorithm, points, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, points in enumerate(updates):
-                update(self.actor, self.algorithm, points, metrics, first=i == 0)
+                accumulate_gradients(self.actor, self.algorithm, points, metrics, self.check_stop, first=i == 0)
+                self.hashes.gradients(step, i, self.actor.lora_gradients)
+                apply_gradients(self.actor, metrics)
             self.algorithm.after_step(step)
-        with self.timer.phase("sync"):
-            self.receipt = self.sync()
+        self.hashes.actor(step, self.actor.lora_state, self.actor.full_optimizer_state)
+        self.sync(step + 1)
 
-        if self.layout.rank == 0:
-            self.save_samples(step, batch, scored, groups)
+        self.save_samples(step, batch, scored, groups)
         return self.report(step, metrics, scored)
+
+    def check_stop(self) -> None:
+        """Collective, before every micro-batch."""
+        self.stop.check(self.layout.rank, self.device)
 
     def submit_for_reward(self, batch: Trajectories, groups: list[Group]) -> Trajectories:
         """Start scoring a micro-batch; the next one is generated meanwhile."""
+        self.check_stop()
         images = batch.images.permute(0, 2, 3, 1).cpu().numpy()
         self.rewards.submit(RewardBatch(images, [groups[g].prompt for g in batch.group.tolist()]))
         return batch
@@ -120,23 +150,28 @@ class Trainer:
             )
         return points
 
-    def sync(self):
-        """The actor's adapter to the engine, as a new version."""
-        self.version += 1
-        receipt = sync_lora(self.actor, self.engine, getattr(torch, self.config.rollout.dtype), self.version)
-        log.info("LoRA version %d: %d modules bound, checksum %s", receipt.version, len(receipt.modules), receipt.checksum)
-        return receipt
+    def sync(self, version: int) -> None:
+        """The actor's adapter to the engine, which takes the device. The version is the number of finished steps."""
+        with self.timer.phase("sync"):
+            lora = collect_lora(self.actor, getattr(torch, self.config.rollout.dtype))
+        self.residency.to_engine()
+        with self.timer.phase("sync"):
+            self.receipt = deliver_lora(self.engine, lora, version)
+        log.info("LoRA version %d: %d modules bound, checksum %s", version, len(self.receipt.modules), self.receipt.checksum)
 
     def save_samples(self, step: int, batch: Trajectories, scored: ScoredStep, groups: list[Group]) -> None:
         every, count = self.config.logging.samples_every, self.config.logging.samples_count
-        if not every or (step % every and step != self.config.steps - 1):
+        if self.layout.rank or not every or (step % every and step != self.config.steps - 1):
             return
         images = batch.images[:count].permute(0, 2, 3, 1).cpu().numpy()
         prompts = [groups[g].prompt for g in batch.group[:count].tolist()]
         save_samples(self.run.samples, step, images, prompts, scored.rewards[scored.own][:count].tolist())
 
     def report(self, step: int, metrics: Accumulator, scored: ScoredStep) -> dict[str, float]:
-        """The metrics of a step, the same on every rank but for times and memory, which are this rank's."""
+        """The metrics of a step, the same on every rank but for times and memory, which are this rank's.
+
+        Times are those since the last report: a checkpoint counts in the step after it.
+        """
         times = dict.fromkeys((f"time/{name}" for name in TIMED_PHASES), 0.0) | self.timer.take()
         times["time/step"] = sum(times.values())
         times["time/reward"] = scored.seconds  # in worker processes, beside the step
@@ -153,11 +188,9 @@ class Trainer:
             "sync/version": self.receipt.version,
             **times,
             "images_per_second": images / times["time/step"],
-            **peak_memory(self.device),
+            **self.peaks.take(),
         }
 
     def close(self) -> None:
-        """Free the reward workers. The process group is the caller's."""
+        """End the reward workers. The process group is the caller's."""
         self.rewards.close()
-        if dist.is_initialized():
-            dist.barrier()

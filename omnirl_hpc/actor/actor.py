@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 class Actor(Protocol):
     """Evaluates the policy with gradients and updates it. Every method is collective over the actor mesh."""
 
+    lora_targets: tuple[str, ...]
+
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         """[B, S, C] guided velocity under an adapter set of the algorithm."""
 
@@ -20,6 +22,30 @@ class Actor(Protocol):
 
     def lora_state(self) -> dict[str, Tensor]:
         """The trained adapter as full tensors under PEFT's names, on every rank."""
+
+    def load_lora_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `lora_state`. Raises CheckpointError where names or shapes do not fit."""
+
+    def lora_gradients(self) -> dict[str, Tensor]:
+        """The adapter's gradients so far, as full tensors under PEFT's names."""
+
+    def full_optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's state as full tensors by name."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's own (sharded) tensors by name: writing into them changes the optimizer."""
+
+    def scheduler_state(self) -> dict[str, Any]:
+        """The learning rate schedule, as JSON."""
+
+    def load_scheduler_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `scheduler_state`."""
+
+    def keep(self) -> None:
+        """Remember adapter, optimizer and schedule in host memory, at the start of a step."""
+
+    def rollback(self) -> None:
+        """Undo everything since `keep`."""
 
     def offload(self) -> None:
         """Free the device: parameters and optimizer state go to pinned host memory. No use until `onload`."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from omnirl_hpc.actor.optimizer import make_optimizer
+from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import NonFiniteError
+from omnirl_hpc.errors import CheckpointError, NonFiniteError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.pinned import PinnedTensors
 
 
 class FSDPActor:
@@ -28,18 +30,34 @@ class FSDPActor:
         self._config = config
         self._family = family
         transformer = family.load_transformer(getattr(torch, config.actor.dtype))
-        targets = config.actor.lora.target_modules or family.lora_targets
-        add_lora(transformer, config.actor.lora, targets, getattr(torch, config.actor.lora.dtype), config.seed)
+        self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
+        add_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
-        self._parameters = list(lora_parameters(self._transformer).values())
+        self._parameters = lora_parameters(self._transformer)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
+        self._pinned = PinnedTensors()
+        self._pinned.add((local(t) for t in (self._parameters | self.optimizer_state()).values()), frozen=False)
+        self._pinned.add((local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True)
+        self._kept_scheduler = self._scheduler.state_dict()
+
+    def offload(self) -> None:
+        for module in self._transformer.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # the root stays gathered after a forward pass without gradients
+        self._optimizer.zero_grad()
+        self._pinned.offload()
+
+    def onload(self) -> None:
+        self._pinned.onload()
 
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
+        if self._pinned.offloaded:
+            raise RuntimeError("the actor is offloaded: onload() it before use")
         with self._adapter(adapter):
             return self._family.velocity(
                 self._transformer,
@@ -52,7 +70,7 @@ class FSDPActor:
             )
 
     def apply_gradients(self) -> tuple[float, float]:
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.actor.optimizer.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.actor.optimizer.max_grad_norm)
         norm = float(norm.full_tensor())
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient norm is {norm}: the update was not applied")
@@ -63,7 +81,43 @@ class FSDPActor:
         return norm, lr
 
     def lora_state(self) -> dict[str, Tensor]:
-        return {name: parameter.full_tensor().detach() for name, parameter in lora_parameters(self._transformer).items()}
+        return {name: parameter.full_tensor().detach() for name, parameter in self._parameters.items()}
+
+    @torch.no_grad()
+    def load_lora_state(self, state: dict[str, Tensor]) -> None:
+        if state.keys() != self._parameters.keys():
+            raise CheckpointError(f"the adapter does not fit the model: {_difference(state.keys(), self._parameters.keys())}")
+        for name, parameter in self._parameters.items():
+            if state[name].shape != parameter.shape:
+                raise CheckpointError(f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(parameter.shape)}")
+            full = state[name].to(parameter.device, parameter.dtype)
+            parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None))
+
+    def lora_gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.full_tensor() for name, p in self._parameters.items() if p.grad is not None}
+
+    def full_optimizer_state(self) -> dict[str, Tensor]:
+        return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in self.optimizer_state().items()}
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return optimizer_tensors(self._optimizer, self._parameters)
+
+    def scheduler_state(self) -> dict[str, Any]:
+        return {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"}
+
+    def load_scheduler_state(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state | {"lr_lambdas": [None]})  # None: the function is the configuration's
+        for group, lr in zip(self._optimizer.param_groups, self._scheduler.get_last_lr()):
+            group["lr"] = lr
+
+    def keep(self) -> None:
+        self._pinned.keep()
+        self._kept_scheduler = self.scheduler_state()
+
+    def rollback(self) -> None:
+        self._optimizer.zero_grad()
+        self._pinned.restore()
+        self.load_scheduler_state(self._kept_scheduler)
 
     @contextmanager
     def _adapter(self, adapter: str) -> Iterator[None]:
@@ -76,6 +130,16 @@ class FSDPActor:
             yield
         finally:
             self._transformer.enable_adapters()
+
+
+def _difference(given: Iterable[str], expected: Iterable[str]) -> str:
+    given, expected = set(given), set(expected)
+    return f"missing {sorted(expected - given)[:3]}, unknown {sorted(given - expected)[:3]}"
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPModule:

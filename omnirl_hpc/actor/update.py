@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,26 +12,35 @@ from omnirl_hpc.algorithms.algorithm import CURRENT, Algorithm, TrainingPoint
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.metrics.accumulator import Accumulator
 
-
 FIRST_UPDATE_GAP = "ratio/first_update_max_abs_log"
 
 
 @torch.no_grad()
-def recompute_old_log_probs(actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator) -> None:
-    """Replace the engine's log-probabilities by the actor's, before its first update."""
+def recompute_old_log_probs(
+    actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator, check_stop: Callable[[], None]
+) -> None:
+    """Replace the engine's log-probabilities by the actor's, before its first update. `check_stop` is called before each point."""
     for point in points:
+        check_stop()
         velocity = actor.velocity(point, CURRENT)
         point.extras["old_log_prob"] = algorithm.log_prob(point, velocity)
         metrics.add_max(FIRST_UPDATE_GAP, rollout_gap(algorithm, point, velocity))
 
 
-def update(actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator, first: bool) -> None:
-    """One optimizer step on the sum of the losses of `points`, whose weights sum to 1 over all ranks.
+def accumulate_gradients(
+    actor: Actor,
+    algorithm: Algorithm,
+    points: Sequence[TrainingPoint],
+    metrics: Accumulator,
+    check_stop: Callable[[], None],
+    first: bool,
+) -> None:
+    """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is that of one point.
 
-    Gradients are accumulated, so memory is that of one point. `first`: no optimizer step has been made since the rollout.
-    Raises NonFiniteError for a loss or a gradient that is NaN or infinite.
+    `first`: no optimizer step has been made since the rollout. Raises NonFiniteError for a loss that is NaN or infinite.
     """
     for point in points:
+        check_stop()
         velocities = {}
         for adapter in algorithm.adapters:
             with torch.set_grad_enabled(adapter == CURRENT):
@@ -47,6 +56,10 @@ def update(actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], 
             metrics.add_max(name, value)
         if first:
             metrics.add_max(FIRST_UPDATE_GAP, rollout_gap(algorithm, point, velocities[CURRENT].detach()))
+
+
+def apply_gradients(actor: Actor, metrics: Accumulator) -> None:
+    """One optimizer step. Raises NonFiniteError for a gradient that is NaN or infinite."""
     grad_norm, lr = actor.apply_gradients()
     metrics.set("grad_norm", grad_norm)
     metrics.set("lr", lr)

@@ -62,6 +62,8 @@ class FlowGRPO(Algorithm):
     def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
         current = self._transition(point, velocities[CURRENT])
         log_ratio = current.log_prob - point.extras["old_log_prob"]
+        # A sample of weight 0 is replaced before exp: a NaN times a zero gradient would still be a NaN gradient.
+        log_ratio = torch.where(point.weights > 0, log_ratio, 0.0)
         ratio = torch.exp(log_ratio)
         clip = self.settings.clip_range
         clipped = ratio.clamp(1 - clip, 1 + clip)

@@ -12,6 +12,7 @@ from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
 # command -> (module with run(arguments), what it does)
 COMMANDS = {
     "train": ("omnirl_hpc.cli.train", "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …"),
+    "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
     "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
 }
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     command, *rest = arguments
     if command not in COMMANDS:
-        print(f"omnirl-hpc: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        print(f"omnirl-hpc: unknown command {command!r}; known: {', '.join(COMMANDS)} (see omnirl-hpc help)", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     try:
         importlib.import_module(COMMANDS[command][0]).run(rest)

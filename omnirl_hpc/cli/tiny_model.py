@@ -16,6 +16,10 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists and is not an empty folder")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{options.out} cannot be made: {error}") from None
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Sequence
 
 from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.data.prompts import PromptTable
+from omnirl_hpc.determinism import enable_strict
+from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
+from omnirl_hpc.launch.lock import RunLock, job_name
+from omnirl_hpc.launch.runtime import prepare_process
+from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import Layout, make_layout
+from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
 
 
 def run(overrides: Sequence[str]) -> None:
@@ -21,43 +30,66 @@ def run(overrides: Sequence[str]) -> None:
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
         run_directory = RunDirectory(loaded.config.run_dir)
-        run_directory.check_unused()
-    except ConfigError as error:
+        run_directory.check_same_run(loaded.to_yaml())
+        PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
+        lock = RunLock(run_directory.path, job_name(identity))
+        lock.check()
+        run_directory.create()
+    except OmniRLError as error:
         if identity.rank == 0:
             raise
         sys.exit(error.exit_code)
-    train(loaded, identity, run_directory)
+    stop = StopFlag(run_directory.path)
+    stop.install()  # before torch is imported, which takes seconds in which signals are real
+    if identity.rank == 0:
+        lock.acquire()
+    try:
+        train(loaded, identity, run_directory, stop)
+    finally:
+        lock.release()
 
 
-def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory) -> None:
-    """Form the process group, build the trainer, run all steps."""
-    from omnirl_hpc.launch.runtime import prepare_process
-
-    prepare_process(loaded.config.threads_per_rank)
+def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:
+    """Form the process group, build the trainer, run all steps that are left."""
+    config = loaded.config
+    if config.determinism == "strict":
+        enable_strict()
+    prepare_process(config.threads_per_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.metrics.progress import print_choices
     from omnirl_hpc.trainer import Trainer
 
-    config = loaded.config
     layout = make_layout(config, identity.rank, identity.world_size)
     device = pick_device(identity)
     timer = PhaseTimer(device)
+    run_directory.log_to_file(identity.rank, identity.world_size)
     with process_group(identity, device, config.timeout_seconds):
-        run_directory.create()
-        run_directory.log_to_file(identity.rank, identity.world_size)
-        choices = describe_choices(config, layout, identity, str(device))
         if identity.rank == 0:
+            choices = describe_choices(config, layout, identity, str(device))
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
+        trainer = None
         try:
-            trainer = Trainer(config, layout, device, run_directory, timer)
-            trainer.train()
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop)
+            reason = trainer.train()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
-        trainer.close()
+        except Exception:
+            log.exception("%s failed in phase %s", identity, timer.current)
+            raise
+        finally:
+            if trainer is not None:
+                trainer.close()
     if identity.rank == 0:
-        print(f"done: results are in {run_directory.path}")
+        stop.acknowledge(reason)
+        print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
+
+
+ENDINGS = {
+    StopReason.NONE: "done: results are in {run_dir}",
+    StopReason.USER: "stopped: everything is saved in {run_dir}; the same command goes on from there",
+    StopReason.REQUEUE: "stopped for the system: everything is saved in {run_dir}; the same command goes on from there",
+}
 
 
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
@@ -70,6 +102,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "device": device,
         "layout": layout.describe(),
         "residency": config.residency,
+        "determinism": config.determinism,
         "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}",
         "actor": f"FSDP2, base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}, micro-batch {actor.micro_batch_size}, "
         f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
@@ -54,9 +55,12 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
             composed = compose("train", list(overrides), return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
+    except YAMLError as error:
+        raise ConfigError(f"a file of settings is not YAML: {' '.join(str(error).split())}") from None
     choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
     OmegaConf.set_struct(composed, False)
     del composed["hydra"]
+    _refuse_added_keys(composed)
     try:
         config = OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
@@ -68,32 +72,56 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
 
 
 def valid_keys(config: DictConfig | None = None, prefix: str = "") -> list[str]:
-    """Every key of the schema in dotted form, for suggestions."""
+    """Every key of the schema that holds a value, in dotted form, for suggestions."""
     if config is None:
         config = OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))
     keys = []
     for name in config:
-        keys.append(prefix + str(name))
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
             keys += valid_keys(config[name], f"{prefix}{name}.")
+        else:
+            keys.append(prefix + str(name))
     return keys
+
+
+def _refuse_added_keys(config: DictConfig, prefix: str = "") -> None:
+    """Hydra lets `+key=value` add a key to a typed node, where nothing would ever read it."""
+    kind = OmegaConf.get_type(config)
+    known = {field.name for field in fields(kind)} if is_dataclass(kind) else set(config)
+    for name in config:
+        if name not in known:
+            raise ConfigError(_unknown(prefix + str(name)))
+        if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
+            _refuse_added_keys(config[name], f"{prefix}{name}.")
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
 
 
+def _unknown(key: str) -> str:
+    keys = valid_keys()
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
+
+
 def _explain(error: HydraException) -> str:
     """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
-    cause = error.__cause__
-    message = _first_line(error)
-    if cause is not None:
-        message = f"{message} {_first_line(cause)}" if message not in str(cause) else _first_line(cause)
-    unknown = re.search(r"Could not override '([^']+)'", message) or re.search(r"Key '([^']+)' (?:is )?not in", message)
-    if unknown:
-        key = unknown.group(1)
-        keys = valid_keys()
-        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-        near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-        return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
-    return message
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+    missing = re.search(r"Could not find '([^'/]+)/([^']+)'", str(error))
+    if isinstance(error, MissingConfigException) and missing:
+        group, choice = missing.groups()
+        known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
+        return f"{group}={choice} is not known; it must be one of: {known}"
+    text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
+    file = re.match(r"In '([^']+)': \w+ raised while composing config:", text)  # the wrong line stands in a file
+    place = f"configs/{file.group(1)}.yaml: " if file else ""
+    key = re.search(r"full_key: (\S+)", text) or re.search(r"Could not override '([^']+)'", text)
+    if key and re.search(r"Key '[^']+' (?:is )?not in|Could not override", text):
+        return place + _unknown(key.group(1))
+    lines = [line for line in text.strip().splitlines() if not line.startswith(" ")]
+    if file:
+        return f"{place}{key.group(1) if key else ''}: {lines[1]}"
+    return " ".join(dict.fromkeys(lines))

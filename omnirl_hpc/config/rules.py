@@ -15,6 +15,11 @@ from omnirl_hpc.layout import make_layout
 IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
 MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
+# The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
+FAMILIES = ("qwen_image",)
+ENGINES = ("diffusers",)
+ALGORITHMS = ("flow_grpo",)
+REWARDS = ("jpeg_compressibility",)
 
 
 def check(config: Config, world_size: int) -> None:
@@ -46,10 +51,21 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,
         "actor.lora.alpha": config.actor.lora.alpha,
+        "checkpoint.every": config.checkpoint.every,
+        "checkpoint.keep": config.checkpoint.keep,
         "reward.workers": config.reward.workers,
         "reward.timeout_seconds": config.reward.timeout_seconds,
     }.items():
-        _require(value > 0, f"{key}={value} must be greater than 0")
+        _require(value > 0 and math.isfinite(value), f"{key}={value} must be a number greater than 0")
+
+
+def counts_are_not_negative(config: Config, world_size: int) -> None:
+    for key, value in {
+        "seed": config.seed,
+        "logging.samples_every": config.logging.samples_every,
+        "logging.samples_count": config.logging.samples_count,
+    }.items():
+        _require(value >= 0, f"{key}={value} must not be negative")
 
 
 def group_has_two_samples(config: Config, world_size: int) -> None:
@@ -66,7 +82,12 @@ def image_size_fits(config: Config, world_size: int) -> None:
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
-    _one_of("residency", config.residency, ("resident",))
+    _one_of("model.family", config.model.family, FAMILIES)
+    _one_of("rollout.engine", config.rollout.engine, ENGINES)
+    _one_of("algorithm.name", config.algorithm.name, ALGORITHMS)
+    _one_of("reward.name", config.reward.name, REWARDS)
+    _one_of("residency", config.residency, ("swap", "resident"))
+    _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     _one_of("rollout.dtype", config.rollout.dtype, DTYPES)
@@ -197,10 +218,16 @@ def paths_exist(config: Config, world_size: int) -> None:
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
     _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
+    adapter = config.init_adapter
+    _require(
+        adapter is None or (Path(adapter) / "adapter_model.safetensors").is_file(),
+        f"init_adapter={adapter} is not a PEFT adapter: {adapter}/adapter_model.safetensors does not exist",
+    )
 
 
 RULES = (
     counts_are_positive,
+    counts_are_not_negative,
     group_has_two_samples,
     image_size_fits,
     choices_are_known,

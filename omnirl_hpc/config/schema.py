@@ -61,7 +61,7 @@ class SamplingConfig:
 class RolloutConfig:
     """The engine that samples."""
 
-    engine: str = "diffusers"  # a key of omnirl_hpc.rollout.ENGINES
+    engine: str = "diffusers"  # see omnirl_hpc.rollout.make_engine
     dtype: str = "bfloat16"
     micro_batch_size: int = 16  # samples generated at once; the last micro-batch is padded to it
     tensor_parallel_size: int = 1  # ranks of a replica: tensor_parallel_size x ulysses_degree x cfg_parallel_size
@@ -144,13 +144,25 @@ class LoggingConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """What is saved of a run, so that it can go on: adapter, optimizer, algorithm, data cursor; never the frozen base."""
+
+    every: int = 10  # steps; one is also written before the first step (finds a full quota early) and after the last
+    keep: int = 2  # the newest ones that are kept
+    asynchronous: bool = False  # write in the background while training goes on
+    resume_step: Optional[int] = None  # go on from this step's checkpoint; null: from the latest whole one
+
+
+@dataclass
 class Config:
     """One training run. `configs/train.yaml` names the groups; a recipe sets values in them."""
 
     run_dir: str = MISSING
     steps: int = 300
     seed: int = 0
-    residency: str = "resident"  # resident: engine and actor both stay on the device
+    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay
+    determinism: str = "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
+    init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
     timeout_seconds: float = 600.0  # the deadline of every collective operation
     threads_per_rank: int = 1  # of torch on the CPU; fixed, because sums depend on it
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -160,4 +172,5 @@ class Config:
     actor: ActorConfig = field(default_factory=ActorConfig)
     algorithm: AlgorithmConfig = MISSING
     reward: RewardConfig = field(default_factory=RewardConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

@@ -26,6 +26,7 @@ class Prompt:
     negative_prompt: str | None = None
     target: str | None = None  # what a reward compares with, e.g. the text an image should show
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    place: str = ""  # file, row group and row, for errors
 
 
 class PromptTable:
@@ -67,7 +68,7 @@ class PromptTable:
         if not (text["prompt"] or "").strip():
             raise DataError(f"{self._place(group, row)}: the prompt is empty")
         identity = str(row) if text["id"] is None else str(text["id"])
-        return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record)
+        return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record, self._place(group, row))
 
     def _row_group(self, group: int) -> list[dict[str, Any]]:
         if group in self._rows:

@@ -27,7 +27,8 @@ def pick_device(identity: Identity) -> torch.device:
 def process_group(identity: Identity, device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Form the default group (NCCL on GPUs, gloo on CPUs) and destroy it at the end.
 
-    Every collective on it, the rendezvous included, fails after `timeout_seconds`.
+    Every collective on it, the rendezvous included, fails after `timeout_seconds`. After an error the group is left as it is: the
+    process ends, and taking leave of ranks that are stuck would only delay that.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
@@ -41,7 +42,5 @@ def process_group(identity: Identity, device: torch.device, timeout_seconds: flo
         store = dist.TCPStore(identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False)
         store = dist.PrefixStore("omnirl_hpc", store)
     dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=timeout)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()

@@ -52,7 +52,7 @@ def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
             _integer(environ, "SLURM_LOCALID"),
             world_size,
             environ.get("MASTER_ADDR") or _first_host(environ),
-            int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else slurm_port(environ),
+            _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else slurm_port(environ),
         )
     else:
         identity = Identity("alone", 0, 0, 1)

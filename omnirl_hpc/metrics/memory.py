@@ -8,12 +8,25 @@ import sys
 import torch
 
 
-def peak_memory(device: torch.device) -> dict[str, float]:
-    """memory/device_peak: GiB allocated by torch on the GPU since the last call (0 on a CPU); memory/host_peak: GiB resident."""
-    device_peak = 0.0
-    if device.type == "cuda":
-        device_peak = torch.cuda.max_memory_allocated(device) / 2**30
-        torch.cuda.reset_peak_memory_stats(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
-    host_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-    return {"memory/device_peak": device_peak, "memory/host_peak": host_peak}
+class DevicePeaks:
+    """The largest GPU memory that torch held in each phase of a step, in GiB; 0 on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._peaks: dict[str, float] = {}
+
+    def book(self, phase: str) -> None:
+        """Count the peak since the last call to `phase`, and start again."""
+        peak = 0.0
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_reserved(self._device) / 2**30
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._peaks[phase] = max(self._peaks.get(phase, 0.0), peak)
+
+    def take(self) -> dict[str, float]:
+        """memory/<phase>_peak, memory/device_peak (the largest), and memory/host_peak (resident), all in GiB."""
+        taken = {f"memory/{phase}_peak": peak for phase, peak in self._peaks.items()}
+        taken["memory/device_peak"] = max(self._peaks.values(), default=0.0)
+        self._peaks.clear()
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
+        return taken | {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}

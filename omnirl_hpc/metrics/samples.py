@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Sequence
 
@@ -13,9 +14,10 @@ from omnirl_hpc.data.prompts import Prompt
 
 
 def save_samples(folder: Path, step: int, images: np.ndarray, prompts: Sequence[Prompt], rewards: Sequence[float]) -> None:
-    """Write images [N, H, W, 3] uint8 as PNG, and a line of index.jsonl for each."""
+    """Write images [N, H, W, 3] uint8 as PNG, and a line of index.jsonl for each. A reward of NaN, which is none, becomes null."""
     with (folder / "index.jsonl").open("a") as index:
         for i, (image, prompt, reward) in enumerate(zip(images, prompts, rewards)):
             name = f"step_{step:06d}_{i:02d}.png"
             Image.fromarray(image).save(folder / name)
-            index.write(json.dumps({"step": step, "file": name, "prompt": prompt.prompt, "id": prompt.id, "reward": reward}) + "\n")
+            score = reward if math.isfinite(reward) else None
+            index.write(json.dumps({"step": step, "file": name, "prompt": prompt.prompt, "id": prompt.id, "reward": score}) + "\n")

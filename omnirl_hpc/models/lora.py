@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 from peft import LoraConfig as PeftConfig
@@ -34,6 +34,18 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
         if ".lora_A." in name:
             value = standard_normal(value.shape, seed, ADAPTER_INIT, name).to(value.device) / config.rank
         parameter.data = value.to(dtype)
+
+
+def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:
+    """adapter_config.json of the adapter."""
+    return {
+        "peft_type": "LORA",
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": list(targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
 
 
 def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:

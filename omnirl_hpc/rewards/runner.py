@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from omnirl_hpc.config.schema import RewardConfig
 from omnirl_hpc.errors import RewardError
-from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 
@@ -29,16 +33,21 @@ class RewardRunner:
     Spawned and never forked: a fork after CUDA or MPI has started is undefined behaviour.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, reward: type[Reward]) -> None:
+        """`reward` must be importable by name: workers import its module and make one of it each."""
         self._config = config
         self._pool = ProcessPoolExecutor(
-            config.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(config.name,)
+            config.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(reward,)
         )
         self._submitted: list[tuple[int, Future]] = []
 
     def submit(self, batch: RewardBatch) -> None:
-        """Start scoring; returns at once."""
-        self._submitted.append((len(batch.prompts), self._pool.submit(_score, batch)))
+        """Start scoring; returns at once. Raises RewardError when a worker process is gone."""
+        try:
+            future = self._pool.submit(_score, batch)
+        except BrokenProcessPool as error:
+            raise self._worker_ended(error) from None
+        self._submitted.append((len(batch.prompts), future))
 
     def collect(self) -> Scores:
         """Wait for everything submitted. Raises RewardError at the deadline or when a worker process is gone."""
@@ -46,6 +55,7 @@ class RewardRunner:
         deadline = self._config.timeout_seconds * len(futures)
         _, late = wait(futures, timeout=deadline)
         if late:
+            self.close()
             raise RewardError(
                 f"reward {self._config.name} did not score {len(late)} of {len(futures)} micro-batches within "
                 f"{deadline:.0f} s (reward.timeout_seconds for each)"
@@ -64,21 +74,38 @@ class RewardRunner:
         return Scores(values, seconds, errors)
 
     def close(self) -> None:
+        """End the workers, whatever they are doing: Python waits at its exit for one that hangs."""
+        workers = list((self._pool._processes or {}).values())  # the public kill_workers() comes with Python 3.14
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
 
     def _result(self, future: Future) -> tuple[list[float], str | None, float]:
         try:
             return future.result(timeout=0)
-        except (multiprocessing.ProcessError, TimeoutError, OSError, RuntimeError) as error:  # BrokenProcessPool is a RuntimeError
-            raise RewardError(f"a worker process of reward {self._config.name} ended: {error}") from None
+        except BrokenProcessPool as error:
+            raise self._worker_ended(error) from None
+
+    def _worker_ended(self, error: BrokenProcessPool) -> RewardError:
+        return RewardError(f"a worker process of reward {self._config.name} ended: {error}")
 
 
 _reward: Reward  # in a worker process
 
 
-def _make_reward(name: str) -> None:
+def _make_reward(reward: type[Reward]) -> None:
     global _reward
-    _reward = REWARDS[name]()
+    # Ctrl-C and Slurm's signals reach every process of a job; ending is the rank's decision.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _reward = reward()
+
+
+def _end_with_parent() -> None:
+    """A rank that is killed with -9 cannot end its workers."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _score(batch: RewardBatch) -> tuple[list[float], str | None, float]:

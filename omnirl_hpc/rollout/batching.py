@@ -8,6 +8,7 @@ from typing import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from omnirl_hpc.hashing import tensor_checksum
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
@@ -25,6 +26,7 @@ class SampleBatch:
     negative: TextEmbeds | None
     initial: Tensor  # [B, S, C] fp32
     noise: Tensor  # [B, W, S, C] fp32, for the steps of each sample's window
+    noise_hash: Tensor  # [B] int64, of both
 
     @property
     def windows(self) -> list[Window]:
@@ -46,6 +48,7 @@ class SampleBatch:
             images=images,
             group=torch.tensor([r.group for r in self.requests], **whole),
             sample=torch.tensor([r.sample for r in self.requests], **whole),
+            noise_hash=self.noise_hash,
             version=torch.full((len(self.requests),), version, **whole),
             batch_size=[len(self.requests)],
         )
@@ -77,10 +80,13 @@ def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], seed: int
     def pad(embeds: list[Tensor]) -> TextEmbeds:
         return torch.cat([pad_text(e, r.text_length) for e, r in zip(embeds, requests)]).to(device)
 
+    initial, steps = [noise(r, INITIAL_NOISE) for r in requests], [transition_noise(r) for r in requests]
+    hashes = [(tensor_checksum(i) + 3 * tensor_checksum(s)) % 2**62 for i, s in zip(initial, steps)]
     return SampleBatch(
         requests=requests,
         text=pad([r.text for r in requests]),
         negative=None if requests[0].negative is None else pad([r.negative for r in requests]),
-        initial=torch.stack([noise(r, INITIAL_NOISE) for r in requests]).to(device),
-        noise=torch.stack([transition_noise(r) for r in requests]).to(device),
+        initial=torch.stack(initial).to(device),
+        noise=torch.stack(steps).to(device),
+        noise_hash=torch.tensor(hashes, device=device),
     )

@@ -12,6 +12,7 @@ from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
+from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
 from omnirl_hpc.sampling.recorder import RecordingScheduler
@@ -37,13 +38,31 @@ class DiffusersEngine:
             self._pipeline.scheduler.config, self._schedule, config.sampling.transition, config.sampling.noise_level
         )
         self._pipeline.scheduler = self._recorder
+        self._pinned = PinnedTensors()
+        slots = list(lora_parameters(self._pipeline.transformer).values())
+        self._pinned.add(slots, frozen=False)
+        for module in (self._pipeline.transformer, self._pipeline.text_encoder, self._pipeline.vae):
+            self._pinned.add([*module.parameters(), *module.buffers()], frozen=True)
+
+    def sleep(self) -> None:
+        self._require_awake()
+        self._pinned.offload()
+
+    def wake(self) -> None:
+        self._pinned.onload()
+
+    def _require_awake(self) -> None:
+        if self._pinned.offloaded:
+            raise RuntimeError("the engine is asleep: wake() it before use")
 
     @torch.no_grad()
     def encode(self, prompt: str) -> Tensor:
+        self._require_awake()
         return self._family.encode_prompt(self._pipeline, prompt)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+        self._require_awake()
         size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise)
@@ -60,6 +79,7 @@ class DiffusersEngine:
 
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+        self._require_awake()
         slots = lora_parameters(self._pipeline.transformer)
         for name in slots.keys() & state.keys():
             slots[name].copy_(state[name])

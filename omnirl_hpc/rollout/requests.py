@@ -6,6 +6,7 @@ from typing import Sequence
 
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.sampler import Group
+from omnirl_hpc.errors import DataError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rollout.embeddings import EmbeddingCache, padded_length
@@ -22,8 +23,13 @@ def make_requests(
     """
     guided = config.sampling.true_cfg_scale > 1
     negatives = [g.prompt.negative_prompt or config.data.negative_prompt for g in groups]
-    prompts = [g.prompt.prompt for g in groups] + (negatives if guided else [])
-    length = padded_length([family.count_text_tokens(p) for p in prompts], config.data.text_lengths)
+    length = config.data.text_lengths[0]
+    for group, negative in zip(groups, negatives):
+        texts = (group.prompt.prompt, negative) if guided else (group.prompt.prompt,)
+        try:
+            length = max(length, padded_length([family.count_text_tokens(t) for t in texts], config.data.text_lengths))
+        except DataError as error:
+            raise DataError(f"{group.prompt.place}: {error}") from None
     requests = []
     for index in layout.groups(len(groups)):
         group, prompt = groups[index], groups[index].prompt

@@ -29,6 +29,7 @@ class Trajectories:
     images: Tensor  # [B, 3, H, W] uint8
     group: Tensor  # [B] int64, the group of the step
     sample: Tensor  # [B] int64, the sample of the prompt
+    noise_hash: Tensor  # [B] int64, of the sample's initial and transition noise
     version: Tensor  # [B] int64, the adapter version that produced it
 
 

@@ -57,7 +57,7 @@ def transition(
     Give exactly one of `noise` (standard normal, draws x') and `next_sample` (scores it); neither for ode.
 
     Raises ValueError: unknown kind, noise_level <= 0 for a stochastic kind (use kind="ode" for a step without noise),
-    sigma not above sigma_next, sde at sigma = 1 without sigma_max, cps with eta above 1 or sigma_next = 0.
+    sigma not above sigma_next, sde at sigma = 1 without a sigma_max < 1, cps with eta above 1 or sigma_next = 0.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown transition {kind!r}; known: {', '.join(KINDS)}")
@@ -104,6 +104,8 @@ def _sde(velocity, sample, sigma, sigma_next, dt, noise_level, sigma_max):
         if sigma_max is None:
             raise ValueError("sde at sigma = 1 divides by 1 - sigma: give sigma_max, the schedule's second sigma")
         bounded = torch.where(at_one, _per_sample(sigma_max, sample), sigma)
+        if not bool((bounded < 1).all()):
+            raise ValueError(f"sigma_max={sigma_max} must be less than 1: sde divides by 1 - sigma_max at sigma = 1")
     else:
         bounded = sigma
     s = torch.sqrt(sigma / (1 - bounded)) * noise_level

@@ -1,0 +1,261 @@
+"""Checkpoints: written whole or not at all, found whole or not at all.
+
+    checkpoints/step_000010/    state after 10 steps
+        adapter/                the policy's LoRA in PEFT's format, fp32 master weights
+        optimizer/              torch DCP, sharded; loads on any number of ranks
+        state.json              step, data cursor, algorithm, schedule, configuration, versions
+        manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
+    checkpoints/latest          the name of the newest one
+
+A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams have no state:
+every draw is a function of its identity (sampling/noise.py). The frozen base is not saved.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from omnirl_hpc.config.schema import CheckpointConfig
+from omnirl_hpc.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class CheckpointContent:
+    """What goes into a checkpoint."""
+
+    step: int  # finished steps
+    lora: dict[str, Tensor]  # full tensors
+    optimizer: dict[str, Tensor]  # sharded tensors
+    state: dict[str, Any]  # JSON
+    peft_config: dict[str, Any]
+
+
+class Checkpointer:
+    """Writes and finds the checkpoints of one run. All methods but `find` are collective."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
+        self._folder = folder
+        self._config = config
+        self._rank = rank
+        # Groups of their own: the messages of a background save must mix neither with training's nor with those by which the
+        # ranks agree that it has ended.
+        timeout = timedelta(seconds=timeout_seconds)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._agreement = dist.new_group(backend="gloo", timeout=timeout)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, list[Future]] | None = None
+
+    # ---------------------------------------------------------------- writing
+
+    def save(self, content: CheckpointContent) -> None:
+        """Write a checkpoint; in the background if so configured. Raises CheckpointError on every rank where any failed."""
+        self.wait()
+        what = f"write checkpoint {content.step}"
+        self._everywhere(lambda: self._prepare(content.step), what)
+        if self._config.asynchronous:
+            futures: list[Future] = []
+            self._everywhere(lambda: futures.extend(self._start_writing(content)), what)
+            self._pending = content.step, futures
+        else:
+            self._everywhere(lambda: self._write(content), what)
+            self._complete(content.step)
+
+    def poll(self) -> None:
+        """Complete a background save that has ended on all ranks."""
+        if self._pending is not None:
+            done = torch.tensor(int(all(future.done() for future in self._pending[1])))
+            dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._agreement)
+            if done:
+                self.wait()
+
+    def wait(self) -> None:
+        """Complete a background save, however long it takes."""
+        if self._pending is not None:
+            (step, futures), self._pending = self._pending, None
+            self._everywhere(lambda: [future.result() for future in futures], f"write checkpoint {step}")
+            self._complete(step)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}"
+
+    def _temporary(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}.tmp"
+
+    def _prepare(self, step: int) -> None:
+        if self._rank == 0:
+            shutil.rmtree(self._temporary(step), ignore_errors=True)
+            (self._temporary(step) / "adapter").mkdir(parents=True)
+
+    def _write(self, content: CheckpointContent) -> None:
+        dcp.save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group)
+        self._write_rest(content.step, content.lora, content.state, content.peft_config)
+
+    def _start_writing(self, content: CheckpointContent) -> list[Future]:
+        """The same in the background, from copies that training cannot change any more."""
+        lora = {name: tensor.to("cpu", copy=True) for name, tensor in content.lora.items()} if self._rank == 0 else {}
+        return [
+            dcp.async_save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group),
+            self._background.submit(self._write_rest, content.step, lora, content.state, content.peft_config),
+        ]
+
+    def _writer(self, step: int) -> dcp.FileSystemWriter:
+        return dcp.FileSystemWriter(self._temporary(step) / "optimizer", sync_files=True)
+
+    def _write_rest(self, step: int, lora: dict[str, Tensor], state: dict[str, Any], peft_config: dict[str, Any]) -> None:
+        if self._rank == 0:
+            save_adapter(self._temporary(step) / "adapter", lora, peft_config)
+            _write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
+
+    def _complete(self, step: int) -> None:
+        """All ranks have written: check in, rename, move `latest`, drop the oldest."""
+        self._everywhere(lambda: self._publish(step), f"complete checkpoint {step}")
+
+    def _publish(self, step: int) -> None:
+        if self._rank:
+            return
+        folder = self._temporary(step)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        manifest = {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in files}
+        _write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
+        shutil.rmtree(self._path(step), ignore_errors=True)  # of a run that went another way after this step
+        folder.rename(self._path(step))
+        self._point_to(step)
+        for old in self._steps()[: -self._config.keep]:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def _point_to(self, step: int) -> None:
+        _write_text(self._folder / "latest.tmp", self._path(step).name)
+        (self._folder / "latest.tmp").rename(self._folder / "latest")
+
+    def _everywhere(self, action: Callable[[], object], what: str) -> None:
+        """Do `action` on every rank and agree on its success, so that no rank waits for one that failed."""
+        error = None
+        try:
+            action()
+        except (OSError, CheckpointException, RuntimeError) as failure:  # RuntimeError: safetensors and torch on a full disk
+            error = f"rank {self._rank}: {type(failure).__name__}: {_first_line(failure)}"
+        errors: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error, group=self._agreement)
+        if failed := [e for e in errors if e]:
+            if self._rank == 0:
+                for leftover in self._folder.glob("step_*.tmp"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
+
+    # ---------------------------------------------------------------- reading
+
+    def _steps(self) -> list[int]:
+        names = (path.name for path in self._folder.glob("step_*") if path.is_dir())
+        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+    def find(self) -> Path | None:
+        """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed over.
+
+        Raises CheckpointError where the one asked for is not there or not whole.
+        """
+        asked = self._config.resume_step
+        if asked is not None:
+            if fault := find_fault(self._path(asked)):
+                raise CheckpointError(f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}")
+            return self._path(asked)
+        for step in reversed(self._steps()):
+            fault = find_fault(self._path(step))
+            if fault is None:
+                return self._path(step)
+            log.warning("checkpoint %s is not whole (%s): going back to the one before", self._path(step), fault)
+        return None
+
+    def _whole(self) -> list[int]:
+        return [step for step in self._steps() if find_fault(self._path(step)) is None]
+
+    def load(self, path: Path, optimizer: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Read a checkpoint: fills `optimizer` in place, returns (lora, state). Later ones are renamed away: this run goes another way."""
+        dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
+        lora, state = load_adapter(path / "adapter"), read_state(path)
+        dist.barrier(self._agreement)
+        if self._rank == 0:
+            for later in self._steps():
+                if later > state["step"]:
+                    self._path(later).rename(self._folder / f"abandoned_{self._path(later).name}_{os.getpid()}")
+            self._point_to(state["step"])
+        return lora, state
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    return json.loads((path / "state.json").read_text())
+
+
+def find_fault(path: Path) -> str | None:
+    """Why a checkpoint is not whole; None where it is."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except FileNotFoundError:
+        return "has no manifest" if path.exists() else "does not exist"
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return "has a torn manifest"
+    for name, (size, crc) in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"lacks {name}"
+        if file.stat().st_size != size:
+            return f"has {file.stat().st_size} of {size} bytes of {name}"
+        if _crc(file) != crc:
+            return f"has other bytes in {name} than were written"
+    return None
+
+
+def save_adapter(folder: Path, lora: dict[str, Tensor], peft_config: dict[str, Any]) -> None:
+    """A PEFT adapter folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors")
+    _write_text(folder / "adapter_config.json", json.dumps(peft_config, indent=1))
+
+
+def load_adapter(folder: Path) -> dict[str, Tensor]:
+    """The LoRA of a PEFT adapter folder, under this package's names. Raises CheckpointError for a file that is not safetensors."""
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}/adapter_model.safetensors cannot be read: {error}") from None
+    return {name.removeprefix(PEFT_PREFIX).removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else ""

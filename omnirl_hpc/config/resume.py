@@ -1,0 +1,58 @@
+"""Which settings may differ when a run goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from omnirl_hpc.errors import ConfigError
+
+# Where things are, how work is spread, what is written down, how long a run is. Everything else decides results.
+MAY_CHANGE = (
+    "run_dir",
+    "steps",
+    "residency",
+    "timeout_seconds",
+    "init_adapter",
+    "model.path",
+    "data.prompts",
+    "rollout.tensor_parallel_size",
+    "rollout.ulysses_degree",
+    "rollout.cfg_parallel_size",
+    "rollout.embedding_cache_size",
+    "actor.shard_size",
+    "actor.activation_checkpointing",
+    "reward.workers",
+    "reward.timeout_seconds",
+    "checkpoint.",
+    "logging.",
+)
+
+
+def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
+    """Raise ConfigError naming every setting in which a command differs from the run it would go on with."""
+    saved, current = (flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (saved_yaml, current_yaml))
+    different = [
+        f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
+        for key in sorted(saved.keys() | current.keys())
+        if saved.get(key) != current.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+    if different:
+        raise ConfigError(
+            f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, or another run_dir"
+        )
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    if not isinstance(tree, dict):
+        return {prefix.rstrip("."): tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.")
+    return flat
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value)

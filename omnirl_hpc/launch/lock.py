@@ -1,0 +1,86 @@
+"""One run directory, one job. A second job on it is refused; the same Slurm job, requeued, takes over."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Mapping
+
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.launch.identity import Identity
+
+HEARTBEAT_SECONDS = 5.0
+STALE_SECONDS = 60.0
+
+
+def job_name(identity: Identity, environ: Mapping[str, str] | None = None) -> str:
+    """What all ranks of a job, and only they, have in common."""
+    environ = os.environ if environ is None else environ
+    if "SLURM_JOB_ID" in environ:
+        return f"slurm job {environ['SLURM_JOB_ID']}"
+    if identity.master_addr is not None:
+        return f"{identity.launcher} run {environ.get('TORCHELASTIC_RUN_ID', '')} {identity.master_addr}:{identity.master_port}"
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+class RunLock:
+    """The file `lock.json` with the job's name and a heartbeat (its modification time)."""
+
+    def __init__(self, run_dir: str | Path, job: str) -> None:
+        self._path = Path(run_dir) / "lock.json"
+        self._job = job
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError where another job that is alive holds the directory. Every rank may call it."""
+        try:
+            holder = json.loads(self._path.read_text())
+            age = time.time() - self._path.stat().st_mtime
+        except (FileNotFoundError, json.JSONDecodeError):
+            return
+        if holder["job"] == self._job or age > STALE_SECONDS or _is_dead_here(holder):
+            return
+        raise ConfigError(
+            f"run_dir={self._path.parent} is in use by {holder['job']} on {holder['host']} (last sign of life {age:.0f} s ago): "
+            "choose another run_dir, or wait until that job has ended"
+        )
+
+    def acquire(self) -> None:
+        """Write the lock and keep it fresh until `release`. Rank 0 only, after `check`."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        claim = self._path.with_name(f"lock.{os.getpid()}.{socket.gethostname()}")
+        claim.write_text(json.dumps({"job": self._job, "host": socket.gethostname(), "pid": os.getpid()}))
+        claim.replace(self._path)
+        self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._done.wait(HEARTBEAT_SECONDS):
+            try:
+                os.utime(self._path)
+            except FileNotFoundError:
+                return  # the run directory was deleted under a running job: its own error will come
+
+
+def _is_dead_here(holder: Mapping[str, Any]) -> bool:
+    """Whether the holder ran on this host and is gone: no need to wait for its heartbeat to grow stale."""
+    if holder["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,88 @@
+"""Asking a run to stop, and agreeing on it.
+
+Sources of one flag: a file STOP in the run directory (a person), a file STOP.<job>.<restart> (the batch shell, before a time
+limit or a preemption), the signals USR1, TERM and INT to any rank. The ranks agree on it at every micro-batch, so all stop at
+the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Mapping
+
+EXIT_INTERRUPTED = 130  # a second Ctrl-C: nothing more is saved
+
+
+class StopReason(enum.IntEnum):
+    """Why to stop. The larger one wins where ranks have different reasons."""
+
+    NONE = 0
+    REQUEUE = 1  # the system wants the nodes back: save, end, run again
+    USER = 2  # a person wants the run to end: save and end
+
+
+class StopRequested(Exception):
+    """Raised on all ranks at the same place. The partial step is to be given up."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
+
+
+class StopFlag:
+    """This rank's view of whether to stop."""
+
+    def __init__(self, run_dir: str | Path, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        self.user_file = Path(run_dir) / "STOP"
+        self.system_file = self.requeue_marker = None
+        if job := environ.get("SLURM_JOB_ID"):
+            suffix = f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}"
+            self.system_file = Path(run_dir) / f"STOP.{suffix}"
+            self.requeue_marker = Path(run_dir) / f"REQUEUE.{suffix}"
+        self._signalled = StopReason.NONE
+        self._interrupts = 0
+
+    def install(self) -> None:
+        """Catch signals. In a container a signal can come twice, so only a second Ctrl-C means more than the first."""
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                os._exit(EXIT_INTERRUPTED)
+        reason = StopReason.REQUEUE if number == signal.SIGUSR1 else StopReason.USER
+        self._signalled = max(self._signalled, reason)
+
+    def here(self, look_at_files: bool) -> StopReason:
+        """This rank's own reason."""
+        reason = self._signalled
+        if look_at_files:
+            if self.system_file is not None and self.system_file.exists():
+                reason = max(reason, StopReason.REQUEUE)
+            if self.user_file.exists():
+                reason = max(reason, StopReason.USER)
+        return reason
+
+    def check(self, rank: int, device: object) -> None:
+        """Collective. Raises StopRequested on every rank where any rank has a reason. Only rank 0 looks at files."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor(int(self.here(look_at_files=rank == 0)), device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if reason := StopReason(int(flag)):
+            raise StopRequested(reason)
+
+    def acknowledge(self, reason: StopReason) -> None:
+        """After everything is saved, on rank 0: consume the user's file, or ask the batch shell to requeue."""
+        self.user_file.unlink(missing_ok=True)
+        if reason == StopReason.REQUEUE and self.requeue_marker is not None:
+            self.requeue_marker.touch()

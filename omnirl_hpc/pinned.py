@@ -1,0 +1,107 @@
+"""A set of tensors that can leave the device and come back, bit for bit, without changing their identity.
+
+The tensors' storages are emptied and refilled in place, so that everything that refers to them (modules, FSDP, optimizer,
+views) stays valid. Host copies are allocated once and pinned on a GPU machine: 55 GB/s each way instead of a few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class _Entry:
+    """One storage and its host copy."""
+
+    storage: torch.UntypedStorage
+    device: torch.device
+    frozen: bool
+    size: int
+    host: Tensor | None = None
+
+    def on_device(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storage)
+
+    def to_host(self) -> None:
+        if self.host is None:
+            self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        self.host.copy_(self.on_device(), non_blocking=True)
+
+    def to_device(self) -> None:
+        self.on_device().copy_(self.host, non_blocking=True)
+
+
+class PinnedTensors:
+    """Tensors added once, moved together. On a CPU the same happens between two places in host memory."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._owned: dict[int, torch.UntypedStorage] = {}  # by the address of the mapped storage
+        self.offloaded = False
+
+    def add(self, tensors: Iterable[Tensor], frozen: bool) -> None:
+        """Add tensors that are on the device; those added before are left out. Views and tied weights move once.
+
+        frozen: the values never change, so that they are copied to the host only once.
+        """
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if not storage.resizable():  # a file mapped into memory, on a CPU
+                storage = self._own(tensor, storage)
+            if storage.nbytes():  # the storage object's address: data pointers change when storages are refilled
+                self._entries.setdefault(storage._cdata, _Entry(storage, tensor.device, frozen, storage.nbytes()))
+
+    def offload(self) -> None:
+        """Empty the storages. The tensors must not be used until `onload`."""
+        for entry in self._entries.values():
+            if entry.host is None or not entry.frozen:
+                entry.to_host()
+        _wait_for_copies()
+        for entry in self._entries.values():
+            entry.storage.resize_(0)
+        self.offloaded = True
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the other side takes its memory from the driver
+
+    def onload(self) -> None:
+        """Refill the storages."""
+        for entry in self._entries.values():
+            entry.storage.resize_(entry.size)
+            entry.to_device()
+        _wait_for_copies()
+        self.offloaded = False
+
+    def keep(self) -> None:
+        """Copy what can change to the host, for `restore`; everything stays on the device."""
+        for entry in self._changing():
+            entry.to_host()
+        _wait_for_copies()
+
+    def restore(self) -> None:
+        """Undo every change since the last `keep` or `offload`."""
+        for entry in self._changing():
+            entry.to_device()
+        _wait_for_copies()
+
+    def host_bytes(self) -> int:
+        """Bytes of host memory held, for good."""
+        return sum(entry.size for entry in self._entries.values() if entry.host is not None)
+
+    def _own(self, tensor: Tensor, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Give the tensor, and others on the same mapped storage, memory of its own."""
+        owned = self._owned.setdefault(mapped.data_ptr(), mapped.clone())
+        with torch.no_grad():
+            tensor.set_(owned, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return owned
+
+    def _changing(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if not entry.frozen]
+
+
+def _wait_for_copies() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

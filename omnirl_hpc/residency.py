@@ -1,0 +1,39 @@
+"""Who is on the GPU: rollout and actor take turns (swap), or both stay (resident)."""
+
+from __future__ import annotations
+
+from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.metrics.memory import DevicePeaks
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.rollout.engine import RolloutEngine
+
+
+class Residency:
+    """Gives the device to the engine or to the actor; asking for what is already so does nothing. Starts with both on it."""
+
+    def __init__(self, mode: str, engine: RolloutEngine, actor: Actor, timer: PhaseTimer, peaks: DevicePeaks) -> None:
+        self._swaps = mode == "swap"
+        self._engine, self._actor, self._timer, self._peaks = engine, actor, timer, peaks
+        self._engine_awake = self._actor_onloaded = True
+
+    def to_engine(self) -> None:
+        """Before rollout and before the engine takes new weights."""
+        self._peaks.book("actor")
+        if self._swaps:
+            with self._timer.phase("swap"):
+                if self._actor_onloaded:
+                    self._actor.offload()
+                if not self._engine_awake:
+                    self._engine.wake()
+            self._actor_onloaded, self._engine_awake = False, True
+
+    def to_actor(self) -> None:
+        """Before log-probabilities, updates and checkpoints."""
+        self._peaks.book("rollout")
+        if self._swaps:
+            with self._timer.phase("swap"):
+                if self._engine_awake:
+                    self._engine.sleep()
+                if not self._actor_onloaded:
+                    self._actor.onload()
+            self._actor_onloaded, self._engine_awake = True, False

@@ -1,0 +1,144 @@
+"""What a run must remember to go on, and when it is written down."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from omnirl_hpc import __version__
+from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.algorithms import Algorithm
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter
+from omnirl_hpc.config.load import LoadedConfig
+from omnirl_hpc.config.resume import check_same_run
+from omnirl_hpc.data.sampler import GroupSampler
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.residency import Residency
+from omnirl_hpc.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+class RunState:
+    """Saves and restores actor, algorithm and data cursor. All methods are collective.
+
+    A checkpoint is always the state between two steps.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        run: RunDirectory,
+        checkpointer: Checkpointer,
+        actor: Actor,
+        algorithm: Algorithm,
+        sampler: GroupSampler,
+        residency: Residency,
+        timer: PhaseTimer,
+    ) -> None:
+        self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
+        self._actor, self._algorithm, self._sampler = actor, algorithm, sampler
+        self._residency, self._timer = residency, timer
+        self._between_steps: dict[str, Any] = {}  # algorithm and cursor as of the last step boundary
+        self._saved_step = -1
+
+    def restore(self) -> int:
+        """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in an hour.
+
+        Returns the first step to do. The actor must be on the device.
+        """
+        path = self._checkpointer.find()
+        if path is None:
+            if adapter := self._loaded.config.init_adapter:
+                self._actor.load_lora_state(load_adapter(Path(adapter)))
+            step = 0
+        else:
+            step = self._load(path)
+        if dist.get_rank() == 0:
+            self._run.cut(step)
+        self._mark()
+        if path is None:
+            self._save(step)
+        return step
+
+    def save_if_due(self, step: int) -> None:
+        """At the end of a step, when `step` steps are done."""
+        self._mark()
+        self._checkpointer.poll()
+        if step % self._loaded.config.checkpoint.every == 0 or step == self._loaded.config.steps:
+            self._save_with_actor_on_device(step)
+
+    def give_up(self, step: int) -> None:
+        """Undo the partial step `step` and save the state at its start."""
+        self._residency.to_actor()
+        self._actor.rollback()
+        self._save(step)
+        self._checkpointer.wait()
+
+    def finish(self) -> None:
+        self._checkpointer.wait()
+
+    def _mark(self) -> None:
+        """A step boundary: `give_up` comes back to this."""
+        self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor}
+
+    def _save_with_actor_on_device(self, step: int) -> None:
+        self._residency.to_actor()
+        self._save(step)
+        self._residency.to_engine()
+
+    def _save(self, step: int) -> None:
+        if step == self._saved_step:
+            return
+        with self._timer.phase("checkpoint"):
+            config = self._loaded.config
+            self._checkpointer.save(
+                CheckpointContent(
+                    step=step,
+                    lora=self._actor.lora_state(),
+                    optimizer=self._actor.optimizer_state(),
+                    state={
+                        "step": step,
+                        **self._between_steps,
+                        "schedule": self._actor.scheduler_state(),
+                        "prompts": fingerprint(config.data.prompts),
+                        "config": self._loaded.to_yaml(),
+                        "omnirl_hpc": __version__,
+                        "world_size": dist.get_world_size(),
+                    },
+                    peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                )
+            )
+        self._saved_step = step
+        log.info("checkpoint %d", step)
+
+    def _load(self, path: Path) -> int:
+        lora, state = self._checkpointer.load(path, self._actor.optimizer_state())
+        check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
+        prompts = self._loaded.config.data.prompts
+        if state["prompts"] != fingerprint(prompts):
+            raise ConfigError(f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with")
+        self._actor.load_lora_state(lora)
+        self._actor.load_scheduler_state(state["schedule"])
+        self._algorithm.load_state_dict(state["algorithm"])
+        self._sampler.cursor = state["cursor"]
+        self._saved_step = state["step"]
+        log.info("resumed from %s", path)
+        return state["step"]
+
+
+def fingerprint(path: str) -> str:
+    """Tells one file from another without reading all of it: its size, its first and last MiB (where parquet has its footer)."""
+    size, block = Path(path).stat().st_size, 1 << 20
+    with open(path, "rb") as file:
+        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+        digest.update(file.read(block))
+        file.seek(max(0, size - block))
+        digest.update(file.read(block))
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+"""The commands as a user starts them: exit codes, one sentence on stderr, no traceback, no torch before it is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import omnirl_hpc
+from omnirl_hpc.cli.main import COMMANDS
+
+ROOT = Path(omnirl_hpc.__file__).parent.parent
+# A hook says at exit whether torch was imported.
+PROGRAM = """
+import atexit, sys
+atexit.register(lambda: print("TORCH", "torch" in sys.modules))
+from omnirl_hpc.cli.main import main
+main()
+"""
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")
+
+
+def omnirl(*arguments: object, **environ: str) -> subprocess.CompletedProcess:
+    """Run the command; the timeout only keeps a command that hangs from hanging the suite."""
+    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ,
+    )
+
+
+def said(result: subprocess.CompletedProcess) -> str:
+    """The one line of a command that ended with exit code 2 before it imported torch."""
+    assert result.returncode == 2, result.stderr
+    assert "TORCH False" in result.stdout
+    assert "Traceback" not in result.stderr
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def train(tiny_prompts, tmp_path):
+    """`omnirl-hpc train` with a stand-in for a checkpoint, which is looked at but never loaded."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").touch()
+
+    def run(*overrides: object, **environ: str) -> subprocess.CompletedProcess:
+        needed = (f"run_dir={tmp_path / 'run'}", f"model.path={tmp_path / 'model'}", f"data.prompts={tiny_prompts}")
+        return omnirl("train", "recipe=flowgrpo_tiny", *needed, *overrides, **environ)
+
+    return run
+
+
+def test_help_names_every_command():
+    result = omnirl("help")
+    assert result.returncode == 0 and "TORCH False" in result.stdout
+    assert all(f"omnirl-hpc {command}" in result.stdout for command in COMMANDS)
+    assert omnirl("--version").stdout.startswith(f"omnirl_hpc {omnirl_hpc.__version__}\n")
+
+
+def test_no_command_shows_the_usage():
+    result = omnirl()
+    assert result.returncode == 2 and "usage: omnirl-hpc COMMAND" in result.stdout
+
+
+def test_an_unknown_command_names_the_known_ones():
+    assert said(omnirl("trian")) == "omnirl-hpc: unknown command 'trian'; known: train, compare, tiny-model, prompts (see omnirl-hpc help)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("prompts",), "the following arguments are required: out, --kind, --count"),
+        (("prompts", "out.parquet", "--kind", "poems", "--count", "3"), "invalid choice: 'poems'"),
+        (("prompts", "out.parquet", "--kind", "ocr", "--count", "many"), "invalid int value: 'many'"),
+        (("tiny-model",), "the following arguments are required: out"),
+        (("tiny-model", "out", "--sed", "1", "more"), "unrecognized arguments"),
+    ],
+)
+def test_usage_errors(arguments, error):
+    result = omnirl(*arguments)
+    assert result.returncode == 2 and "TORCH False" in result.stdout
+    *usage, last = result.stderr.splitlines()  # argparse puts its usage before the error
+    assert usage[0].startswith(f"usage: omnirl-hpc {arguments[0]}")
+    assert last.startswith(f"omnirl-hpc {arguments[0]}: error:") and error in last
+
+
+def test_prompts_writes_a_table_without_torch(tmp_path):
+    file = tmp_path / "new folder" / "prompts.parquet"
+    result = omnirl("prompts", file, "--kind", "ocr", "--count", 5, "--seed", 1)
+    assert result.returncode == 0 and "TORCH False" in result.stdout
+    assert pq.read_table(file).num_rows == 5
+    assert "exists; delete it or choose another name" in said(omnirl("prompts", file, "--kind", "ocr", "--count", 5))
+
+
+def test_prompts_refuses_what_cannot_be(tmp_path):
+    assert "--count 0: at least one prompt is needed" in said(omnirl("prompts", tmp_path / "p", "--kind", "ocr", "--count", 0))
+    (tmp_path / "file").touch()
+    inside_a_file = tmp_path / "file" / "p.parquet"
+    assert f"{inside_a_file} cannot be written" in said(omnirl("prompts", inside_a_file, "--kind", "ocr", "--count", 1))
+
+
+def test_tiny_model_refuses_what_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    assert "exists and is not an empty folder" in said(omnirl("tiny-model", tmp_path))
+    assert "exists and is not an empty folder" in said(omnirl("tiny-model", tmp_path / "file"))
+    assert "cannot be made" in said(omnirl("tiny-model", tmp_path / "file" / "model"))
+
+
+def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
+    index = json.loads((tiny_model / "model_index.json").read_text())
+    assert index["_class_name"] == "QwenImagePipeline"
+    for part in ("scheduler", "text_encoder", "tokenizer", "transformer", "vae"):
+        assert part in index and any((tiny_model / part).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("actor.lora.rnk=3", ["actor.lora.rnk", "actor.lora.rank"]),
+        ("steps=abc", ["steps=abc"]),
+        ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
+        ("model.height=100", ["model.height=100", "multiple of 16"]),
+        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
+        ("reward.name=beauty", ["reward.name=beauty", "jpeg_compressibility"]),
+        ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
+        ("--help", ["key=value"]),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(train, override, names):
+    line = said(train(override))
+    assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
+
+
+def test_a_missing_setting_is_one_sentence():
+    assert said(omnirl("train")) == "omnirl-hpc train: run_dir has no value: add run_dir=… to the command line or to the recipe"
+
+
+def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    assert "holds a run with other settings" in said(train())
+
+
+def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
+    pq.write_table(pa.table({"caption": ["a"]}), tmp_path / "captions.parquet")
+    assert "no column 'prompt'" in said(train(f"data.prompts={tmp_path / 'captions.parquet'}"))
+    (tmp_path / "text.parquet").write_text("a")
+    assert "cannot be read as parquet" in said(train(f"data.prompts={tmp_path / 'text.parquet'}"))
+
+
+def test_every_rank_checks_and_rank_0_speaks(train):
+    world = {"LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(train(RANK="0", **world))
+    silent = train(RANK="1", **world)
+    assert (silent.returncode, silent.stderr) == (2, "")
+
+
+def test_a_launcher_that_contradicts_itself(train):
+    assert "WORLD_SIZE is not set" in said(train(RANK="0", LOCAL_RANK="0"))

@@ -1,0 +1,153 @@
+"""From overrides to a typed configuration, and the sentence said where that fails."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from omnirl_hpc.config import load
+from omnirl_hpc.config.load import config_dir, load_config, valid_keys
+from omnirl_hpc.config.rules import check
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.errors import ConfigError
+
+NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
+RECIPES = sorted(file.stem for file in (config_dir() / "recipe").glob("*.yaml"))
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*NEEDED, *overrides])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_values_choices_and_types():
+    loaded = load_config([*NEEDED, "sampling=cps", "actor.lora.rank=8", "sampling.window.size=null", "actor.optimizer.lr=1e-3"])
+    config = loaded.config
+    assert isinstance(config, Config) and isinstance(config.algorithm, FlowGRPOConfig)
+    assert (config.run_dir, config.model.path, config.data.prompts) == ("r", "m", "p")
+    assert (config.sampling.transition, config.sampling.noise_level) == ("cps", 0.8)  # configs/sampling/cps.yaml
+    assert (config.actor.lora.rank, config.sampling.window.size, config.actor.optimizer.lr) == (8, None, 1e-3)
+    assert loaded.choices["sampling"] == "cps" and loaded.choices["algorithm"] == "flow_grpo"
+
+
+def test_the_stored_configuration_is_the_whole_one():
+    loaded = load_config([*NEEDED, "recipe=flowgrpo_tiny", "seed=7"])
+    stored = OmegaConf.create(loaded.to_yaml())
+    assert (
+        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored))
+        == loaded.config
+    )
+    assert stored.seed == 7 and stored.actor.optimizer.betas == [0.9, 0.999]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
+    (tmp_path / "model_index.json").touch()
+    loaded = load_config(
+        [f"recipe={recipe}", f"run_dir={tmp_path}", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"]
+    )
+    assert loaded.choices["recipe"] == recipe
+    check(loaded.config, world_size=2)
+
+
+def test_the_reference_recipe_has_the_published_values():
+    config = load_config([*NEEDED, "recipe=flowgrpo_qwen_image"]).config  # verl_omni.md section 1.9, first row
+    assert config.data.prompts_per_step * config.data.samples_per_prompt == 512
+    assert (config.model.height, config.model.width, config.sampling.num_inference_steps) == (512, 512, 10)
+    assert (config.sampling.true_cfg_scale, config.sampling.transition, config.sampling.noise_level) == (4.0, "sde", 1.2)
+    assert (config.sampling.window.size, config.sampling.window.first, config.sampling.window.last) == (2, 0, 5)
+    assert (config.actor.lora.rank, config.actor.lora.alpha, config.actor.updates_per_step) == (64, 128, 2)
+    assert (config.actor.optimizer.lr, config.actor.optimizer.weight_decay) == (3e-4, 1e-4)
+    assert (config.algorithm.clip_range, config.algorithm.advantage_clip, config.algorithm.kl_coef) == (1e-5, 5.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "nearest"),
+    [
+        ("actor.lora.rnk=3", "actor.lora.rnk", "actor.lora.rank"),
+        ("actor.optimizer.learning_rate=1", "actor.optimizer.learning_rate", "actor.optimizer.lr"),
+        ("stepz=3", "stepz", "steps"),
+        ("rank=3", "rank", "actor.lora.rank"),
+        ("algorithm.clip_rnge=1", "algorithm.clip_rnge", "algorithm.clip_range"),
+        ("actor.lora={rnk: 3}", "actor.lora.rnk", "actor.lora.rank"),
+        ("+sampling.window.sise=3", "sampling.window.sise", "sampling.window.size"),
+        ("+algorithm.kl_coeff=3", "algorithm.kl_coeff", "algorithm.kl_coef"),
+        ("+reward.worker=3", "reward.worker", "reward.workers"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one(override, key, nearest):
+    assert message(override) == f"unknown setting {key}; did you mean {nearest}?"
+
+
+def test_an_unknown_key_that_is_near_nothing():
+    assert message("qqqqq=1") == message("+qqqqq=1") == "unknown setting qqqqq"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("actor:\n  lora: {rnk: 8}\n", "configs/recipe/mine.yaml: unknown setting actor.lora.rnk; did you mean actor.lora.rank?"),
+        ("steps: abc\n", "configs/recipe/mine.yaml: steps: Value 'abc' of type 'str' could not be converted to Integer"),
+        ("steps: [1\n", "a file of settings is not YAML: "),
+    ],
+)
+def test_a_mistake_in_a_recipe_names_file_and_key(tmp_path, monkeypatch, recipe, said):
+    configs = tmp_path / "configs"
+    shutil.copytree(config_dir(), configs)
+    (configs / "recipe" / "mine.yaml").write_text(f"# @package _global_\n{recipe}")
+    monkeypatch.setattr(load, "config_dir", lambda: configs)
+    assert message("recipe=mine").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("steps=abc", "steps"),
+        ("actor.lora.rank=1.5", "actor.lora.rank"),
+        ("seed=null", "seed"),
+        ("data.text_lengths=[a]", "data.text_lengths"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_its_key(override, key):
+    assert override in message(override) and key in message(override)
+
+
+@pytest.mark.parametrize("key", ["run_dir", "model.path", "data.prompts"])
+def test_a_missing_value_names_its_key(key):
+    with pytest.raises(ConfigError, match=f"^{key} has no value: add {key}=… to the command line or to the recipe$"):
+        load_config([override for override in NEEDED if not override.startswith(key)])
+
+
+def test_an_unknown_choice_names_the_known_ones():
+    assert message("recipe=nope") == f"recipe=nope is not known; it must be one of: {', '.join(RECIPES)}"
+    assert message("sampling=ode") == "sampling=ode is not known; it must be one of: cps, dance, sde"
+
+
+@pytest.mark.parametrize("override", ["--help", "steps", "steps=[1", "a b"])
+def test_what_is_no_override(override):
+    assert message(override) == f"{override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+
+
+def test_valid_keys_are_those_that_hold_values():
+    keys = valid_keys()
+    assert {"steps", "actor.lora.rank", "algorithm.kl_coef", "sampling.window.last"} <= set(keys)
+    assert not {"actor", "actor.lora", "sampling.window"} & set(keys)
+
+
+def test_an_incomplete_installation(monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "load.py"))
+    with pytest.raises(ConfigError, match="the installation is incomplete: no configs/train.yaml"):
+        config_dir()
+
+
+def test_the_folder_of_a_wheel_is_found(monkeypatch, tmp_path):
+    inside = Path(tmp_path, "omnirl_hpc", "configs")
+    inside.mkdir(parents=True)
+    (inside / "train.yaml").touch()
+    monkeypatch.setattr(load, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "load.py"))
+    assert config_dir() == inside

@@ -1,0 +1,205 @@
+"""Each rule is broken alone, and names the keys to change."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+
+from omnirl_hpc.config import rules
+from omnirl_hpc.config.load import load_config
+from omnirl_hpc.errors import ConfigError
+
+POSITIVE = [
+    "steps",
+    "timeout_seconds",
+    "threads_per_rank",
+    "data.prompts_per_step",
+    "sampling.num_inference_steps",
+    "rollout.micro_batch_size",
+    "rollout.embedding_cache_size",
+    "actor.micro_batch_size",
+    "actor.updates_per_step",
+    "actor.lora.rank",
+    "actor.lora.alpha",
+    "reward.workers",
+    "reward.timeout_seconds",
+]
+
+# rule, what is set (on top of a valid configuration of 4 prompts x 8 samples), ranks, keys that the message names
+BREAKS = [
+    *[("counts_are_positive", {key: value}, 1, [key]) for key in POSITIVE for value in (0, -1)],
+    *[("counts_are_positive", {key: math.inf}, 1, [key]) for key in ("timeout_seconds", "reward.timeout_seconds")],
+    *[("counts_are_not_negative", {key: -1}, 1, [key]) for key in ("seed", "logging.samples_every", "logging.samples_count")],
+    ("group_has_two_samples", {"data.samples_per_prompt": 1, "actor.micro_batch_size": 1}, 1, ["data.samples_per_prompt"]),
+    ("image_size_fits", {"model.height": 100}, 1, ["model.height", "nearest is 96"]),
+    ("image_size_fits", {"model.width": 8}, 1, ["model.width", "nearest is 16"]),
+    ("image_size_fits", {"model.width": -16}, 1, ["model.width", "nearest is 16"]),
+    ("choices_are_known", {"model.family": "sd3"}, 1, ["model.family", "qwen_image"]),
+    ("choices_are_known", {"rollout.engine": "vllm"}, 1, ["rollout.engine", "diffusers"]),
+    ("choices_are_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
+    ("choices_are_known", {"reward.name": "beauty"}, 1, ["reward.name", "jpeg_compressibility"]),
+    ("choices_are_known", {"residency": "cloud"}, 1, ["residency", "resident"]),
+    ("choices_are_known", {"sampling.transition": "ode"}, 1, ["sampling.transition", "sde, cps, dance"]),
+    ("choices_are_known", {"sampling.window.per": "rank"}, 1, ["sampling.window.per", "step, prompt, sample"]),
+    ("choices_are_known", {"rollout.dtype": "float16"}, 1, ["rollout.dtype", "float32, bfloat16"]),
+    ("choices_are_known", {"actor.dtype": "fp32"}, 1, ["actor.dtype", "float32, bfloat16"]),
+    ("choices_are_known", {"actor.lora.dtype": "int8"}, 1, ["actor.lora.dtype", "float32, bfloat16"]),
+    ("choices_are_known", {"actor.cfg": "parallel"}, 1, ["actor.cfg", "sequential, batched"]),
+    ("text_lengths_ascend", {"data.text_lengths": []}, 1, ["data.text_lengths"]),
+    ("text_lengths_ascend", {"data.text_lengths": [0, 64]}, 1, ["data.text_lengths"]),
+    ("text_lengths_ascend", {"data.text_lengths": [64, 64]}, 1, ["data.text_lengths", "ascending"]),
+    ("text_lengths_ascend", {"data.text_lengths": [64, 1025]}, 1, ["data.text_lengths", "1024"]),
+    ("guidance_is_valid", {"sampling.true_cfg_scale": 0.5}, 1, ["sampling.true_cfg_scale"]),
+    ("guidance_is_valid", {"sampling.true_cfg_scale": math.nan}, 1, ["sampling.true_cfg_scale"]),
+    ("noise_level_fits_transition", {"sampling.noise_level": 0.0}, 1, ["sampling.noise_level"]),
+    ("noise_level_fits_transition", {"sampling.noise_level": math.nan}, 1, ["sampling.noise_level"]),
+    (
+        "noise_level_fits_transition",
+        {"sampling.noise_level": 1.2, "sampling.transition": "cps"},
+        1,
+        ["sampling.noise_level", "sampling.transition=cps"],
+    ),
+    (
+        "window_fits_schedule",
+        {"sampling.num_inference_steps": 1},
+        1,
+        ["sampling.num_inference_steps"],
+    ),
+    (
+        "window_fits_schedule",
+        {"sampling.window.last": 6},  # of 6 steps
+        1,
+        ["sampling.window.first", "sampling.window.last", "sampling.num_inference_steps"],
+    ),
+    ("window_fits_schedule", {"sampling.window.first": -1}, 1, ["sampling.window.first", "sampling.window.last"]),
+    ("window_fits_schedule", {"sampling.window.first": 5}, 1, ["sampling.window.first", "sampling.window.last"]),
+    (
+        "window_fits_schedule",
+        {"sampling.window.first": 2, "sampling.window.last": 4, "sampling.window.size": 3},
+        1,
+        ["sampling.window.size", "sampling.window.first", "sampling.window.last", "1 to 2"],
+    ),
+    ("window_fits_schedule", {"sampling.window.size": 0}, 1, ["sampling.window.size"]),
+    ("layout_is_possible", {"rollout.ulysses_degree": 0}, 1, ["rollout.ulysses_degree"]),
+    ("layout_is_possible", {"data.prompts_per_step": 5}, 2, ["data.prompts_per_step", "multiple of 2"]),
+    ("layout_is_possible", {"actor.shard_size": 3}, 4, ["actor.shard_size"]),
+    (
+        "layout_is_possible",
+        {"rollout.tensor_parallel_size": 3},
+        4,
+        ["rollout.tensor_parallel_size", "rollout.ulysses_degree", "rollout.cfg_parallel_size"],
+    ),
+    ("updates_divide_the_step", {"actor.updates_per_step": 3}, 1, ["actor.updates_per_step", "data.prompts_per_step"]),
+    ("updates_divide_the_step", {"actor.updates_per_step": 4}, 2, ["actor.updates_per_step", "2 prompts of a replica"]),
+    (
+        "updates_divide_the_step",
+        {"actor.micro_batch_size": 12},
+        1,
+        ["actor.micro_batch_size", "data.samples_per_prompt", "such as 4"],
+    ),
+    (
+        "updates_divide_the_step",
+        {"data.samples_per_prompt": 3, "actor.updates_per_step": 2, "rollout.tensor_parallel_size": 2},
+        4,
+        ["data.samples_per_prompt", "actor.updates_per_step"],
+    ),
+    (
+        "diffusers_engine_is_one_rank",
+        {"rollout.cfg_parallel_size": 2, "actor.micro_batch_size": 4},
+        2,
+        ["rollout.engine=diffusers", "rollout.tensor_parallel_size", "rollout.ulysses_degree", "rollout.cfg_parallel_size"],
+    ),
+    *[
+        ("optimizer_is_valid", {f"actor.optimizer.{key}": 0.0}, 1, [f"actor.optimizer.{key}"])
+        for key in ("lr", "eps", "max_grad_norm")
+    ],
+    ("optimizer_is_valid", {"actor.optimizer.lr": math.inf}, 1, ["actor.optimizer.lr"]),
+    ("optimizer_is_valid", {"actor.optimizer.weight_decay": -0.1}, 1, ["actor.optimizer.weight_decay"]),
+    ("optimizer_is_valid", {"actor.optimizer.warmup_updates": -1}, 1, ["actor.optimizer.warmup_updates"]),
+    ("optimizer_is_valid", {"actor.optimizer.betas": [0.9]}, 1, ["actor.optimizer.betas"]),
+    ("optimizer_is_valid", {"actor.optimizer.betas": [0.9, 1.0]}, 1, ["actor.optimizer.betas"]),
+    ("flow_grpo_is_valid", {"algorithm.clip_range": 0.0}, 1, ["algorithm.clip_range"]),
+    ("flow_grpo_is_valid", {"algorithm.advantage_clip": 0.0}, 1, ["algorithm.advantage_clip"]),
+    ("flow_grpo_is_valid", {"algorithm.kl_coef": -0.1}, 1, ["algorithm.kl_coef"]),
+    ("flow_grpo_is_valid", {"algorithm.old_log_prob": "engine"}, 1, ["algorithm.old_log_prob", "recompute, rollout"]),
+    ("flow_grpo_is_valid", {"algorithm.advantage_std": "global"}, 1, ["algorithm.advantage_std", "batch, group, null"]),
+    ("reward_fraction_is_valid", {"reward.max_failed_fraction": 1.0}, 1, ["reward.max_failed_fraction"]),
+    ("reward_fraction_is_valid", {"reward.max_failed_fraction": -0.1}, 1, ["reward.max_failed_fraction"]),
+    ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
+    ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
+]
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    """The tiny recipe with one update a step, over files that exist."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "model_index.json").touch()
+    (folder / "prompts.parquet").touch()
+    paths = [f"run_dir={folder}", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
+    return load_config(["recipe=flowgrpo_tiny", "actor.updates_per_step=1", *paths]).config
+
+
+def changed(config, settings: dict[str, object]):
+    """A copy with some keys set; past Hydra's types, as a rule sees it."""
+    config = copy.deepcopy(config)
+    for key, value in settings.items():
+        *path, name = key.split(".")
+        node = config
+        for part in path:
+            node = getattr(node, part)
+        assert hasattr(node, name)
+        setattr(node, name, value)
+    return config
+
+
+def test_the_valid_configuration_breaks_no_rule(valid):
+    for world_size in (1, 2, 4):
+        rules.check(valid, world_size)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "world_size", "named"), BREAKS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_broken_rule_names_its_keys(valid, rule, settings, world_size, named):
+    config = changed(valid, settings)
+    with pytest.raises(ConfigError) as caught:
+        rules.check(config, world_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(name in message for name in named), message
+    assert next(r.__name__ for r in rules.RULES if breaks(r, config, world_size)) == rule
+
+
+def breaks(rule, config, world_size: int) -> bool:
+    try:
+        rule(config, world_size)
+    except ConfigError:
+        return True
+    return False
+
+
+def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
+    assert {rule for rule, *_ in BREAKS} == {rule.__name__ for rule in rules.RULES}
+    defined = {
+        name
+        for name, value in vars(rules).items()
+        if callable(value) and getattr(value, "__module__", "") == rules.__name__ and not name.startswith("_") and name != "check"
+    }
+    assert defined == {rule.__name__ for rule in rules.RULES}
+
+
+def test_suggested_micro_batch_is_accepted(valid):
+    rules.check(changed(valid, {"actor.micro_batch_size": 4}), 1)  # what the message for 12 of 32 samples suggests
+
+
+def test_names_are_those_of_the_registries():
+    from omnirl_hpc.algorithms import ALGORITHMS
+    from omnirl_hpc.models import FAMILIES
+    from omnirl_hpc.rewards import REWARDS
+
+    assert set(rules.ALGORITHMS) == set(ALGORITHMS)
+    assert set(rules.FAMILIES) == set(FAMILIES)
+    assert set(rules.REWARDS) == set(REWARDS)

@@ -1,0 +1,103 @@
+"""Prompt tables: what is read, when, and what is said about a table that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.data.prompts import CACHED_ROW_GROUPS, Prompt, PromptTable
+from omnirl_hpc.errors import DataError
+
+
+def write(tmp_path: Path, rows_per_group: int = 2, **columns) -> Path:
+    file = tmp_path / "table.parquet"
+    pq.write_table(pa.table(columns), file, row_group_size=rows_per_group)
+    return file
+
+
+def test_every_column_finds_its_place(tmp_path):
+    table = PromptTable(
+        write(tmp_path, prompt=["a cat"], negative_prompt=["blurry"], target=["CAT"], id=["x7"], style=["ink"], level=[3])
+    )
+    assert table[0] == Prompt("x7", "a cat", "blurry", "CAT", {"style": "ink", "level": 3})
+
+
+def test_optional_columns_and_ids_that_default_to_row_numbers(tmp_path):
+    table = PromptTable(write(tmp_path, prompt=["a", "b", "c"]))
+    assert [table[i] for i in range(len(table))] == [Prompt("0", "a"), Prompt("1", "b"), Prompt("2", "c")]
+    assert [PromptTable(write(tmp_path, prompt=["a", "b", "c"], id=[10, None, 30]))[i].id for i in range(3)] == ["10", "1", "30"]
+
+
+def test_row_groups_are_read_when_needed_and_kept(tmp_path, monkeypatch):
+    table = PromptTable(write(tmp_path, prompt=[f"p{i}" for i in range(40)]))  # 20 row groups of 2
+    reads = []
+    read = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda self, i, *a, **k: reads.append(i) or read(self, i, *a, **k))
+    assert [table[i].prompt for i in (5, 4, 5)] == ["p5", "p4", "p5"]
+    assert reads == [2]
+    for group in range(CACHED_ROW_GROUPS):
+        table[30 - 2 * group]
+    table[5]  # row group 2 has been dropped: no more than CACHED_ROW_GROUPS are held
+    assert reads.count(2) == 2 and len(reads) == CACHED_ROW_GROUPS + 2
+
+
+def test_rows_of_uneven_and_empty_row_groups(tmp_path):
+    schema = pa.schema([("prompt", pa.string())])
+    with pq.ParquetWriter(tmp_path / "t.parquet", schema) as writer:
+        for names in (["a"], [], ["b", "c", "d"], [], ["e"]):
+            writer.write_table(pa.table({"prompt": names}, schema=schema))
+    table = PromptTable(tmp_path / "t.parquet")
+    assert [table[i].prompt for i in range(len(table))] == ["a", "b", "c", "d", "e"]
+
+
+def test_a_row_outside_the_table(tmp_path):
+    table = PromptTable(write(tmp_path, prompt=["a"]))
+    for row in (1, -1):
+        with pytest.raises(IndexError):
+            table[row]
+
+
+def test_unreadable_files(tmp_path):
+    (tmp_path / "text.parquet").write_text("prompt\na cat\n")
+    for path in (tmp_path / "text.parquet", tmp_path / "missing.parquet", tmp_path):
+        with pytest.raises(DataError, match=f"{path} cannot be read as parquet"):
+            PromptTable(path)
+
+
+def test_a_damaged_row_group_is_named(tmp_path):
+    file = write(tmp_path, prompt=["abc" * 20, "def" * 20, "ghi" * 20])
+    data = bytearray(file.read_bytes())
+    data[4:24] = b"\xff" * 20  # the first page; the footer at the end stays whole
+    file.write_bytes(data)
+    table = PromptTable(file)
+    assert table[2].prompt == "ghi" * 20
+    with pytest.raises(DataError, match=f"{file}, row group 0"):
+        table[0]
+
+
+def test_missing_column_and_missing_rows(tmp_path):
+    with pytest.raises(DataError, match="no column 'prompt'; its columns are: caption, id"):
+        PromptTable(write(tmp_path, caption=["a"], id=["1"]))
+    with pytest.raises(DataError, match="has no rows"):
+        PromptTable(write(tmp_path, prompt=pa.array([], pa.string())))
+
+
+@pytest.mark.parametrize("empty", ["", "  \n", None])
+def test_an_empty_prompt_names_its_place(tmp_path, empty):
+    table = PromptTable(write(tmp_path, prompt=["a", "b", "c", empty]))
+    assert table[2].prompt == "c"
+    with pytest.raises(DataError, match=r"table.parquet, row group 1, row 3: the prompt is empty"):
+        table[3]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "kind"),
+    [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "bytes"), ("negative_prompt", [["a"], ["b"]], "list")],
+)
+def test_what_is_not_text_names_its_place(tmp_path, column, values, kind):
+    table = PromptTable(write(tmp_path, **({"prompt": ["a", "b"]} | {column: values})))
+    with pytest.raises(DataError, match=f"row group 0, row 1: {column} is {kind}, not text"):
+        table[1]

@@ -1,0 +1,88 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import pytest
+
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.run_directory import RunDirectory, describe_environment
+
+
+def test_folders_and_files(tmp_path):
+    run = RunDirectory(tmp_path / "a" / "run")
+    run.create()
+    run.create()  # every rank does
+    run.write_start("seed: 1\n", {"recipe": "tiny"})
+    run.append_metrics({"step": 0, "loss": 0.5})
+    run.append_metrics({"step": 1, "loss": 0.25})
+    assert run.config.read_text() == "seed: 1\n"
+    assert json.loads(run.environment.read_text())["choices"] == {"recipe": "tiny"}
+    assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
+        {"step": 0, "loss": 0.5},
+        {"step": 1, "loss": 0.25},
+    ]
+    assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "environment.json", "log", "metrics.jsonl", "samples"]
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.check_same_run("seed: 1")  # a folder without a run may exist
+    run.config.write_text("seed: 1\nsteps: 10\n")
+    run.check_same_run("seed: 1\nsteps: 20\n")  # a longer run of the same
+    with pytest.raises(ConfigError, match=rf"run_dir={tmp_path} holds a run with other settings: seed=2 \(the run has 1\)"):
+        run.check_same_run("seed: 2\nsteps: 10\n")
+
+
+def test_cut_forgets_later_steps_and_half_lines(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.create()
+    for step in range(3):
+        run.append_metrics({"step": step})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 3, "rewa')
+    run.hashes.write_text('{"step": 1, "hash": "a"}\n{"step": 2, "hash": "b"}\n')
+    run.cut(2)
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [0, 1]
+    assert run.hashes.read_text() == '{"step": 1, "hash": "a"}\n'
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"run_dir={tmp_path}/file/run cannot be made"):
+        RunDirectory(tmp_path / "file" / "run").create()
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "name"),
+    [(0, 1, "rank_0.log"), (3, 10, "rank_3.log"), (3, 11, "rank_03.log"), (7, 128, "rank_007.log")],
+)
+def test_each_rank_has_a_log_whose_names_sort(tmp_path, rank, world_size, name):
+    run = RunDirectory(tmp_path)
+    run.create()
+    logger = logging.getLogger("omnirl_hpc")
+    before = list(logger.handlers), logger.level
+    try:
+        run.log_to_file(rank, world_size)
+        logging.getLogger("omnirl_hpc.sync").info("LoRA version %d", 7)
+    finally:
+        for handler in set(logger.handlers) - set(before[0]):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(before[1])
+    assert os.listdir(run.logs) == [name]
+    assert (run.logs / name).read_text().endswith("INFO LoRA version 7\n")
+
+
+def test_environment_says_what_is_needed_to_run_again(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    environment = describe_environment()
+    import torch
+
+    assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert environment["slurm"]["SLURM_JOB_ID"] == "1234" and "SLURM_RESTART_COUNT" not in environment["slurm"]
+    json.dumps(environment)
