@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.errors import EngineError
+from omnirl_hpc.pinned import page_locked
 
 GIB = 2**30
 SLACK = 256 * 2**20  # bytes that other libraries may take on the device during a sleep
@@ -86,7 +87,8 @@ class CudaWeights(SleepingWeights):
         from vllm.device_allocator.cumem import libcudart
 
         torch.cuda.synchronize(self._device)
-        self._host = self._pinned()
+        sizes = [data.handle[1] for data in self._blocks.values()]
+        self._host = dict(zip(self._blocks, page_locked(self._nbytes, self._device).split(sizes)))
         for ptr, data in self._blocks.items():
             libcudart.cudaMemcpy(self._host[ptr].data_ptr(), ptr, data.handle[1])
 
@@ -111,16 +113,6 @@ class CudaWeights(SleepingWeights):
             create_and_map(data.handle)
             data.is_asleep = False
             libcudart.cudaMemcpy(ptr, self._host[ptr].data_ptr(), data.handle[1])
-
-    def _pinned(self) -> dict[int, Tensor]:
-        """Page-locked host memory for each block: one region, registered as it is, since torch's pinned allocator rounds every
-        request up to a power of two."""
-        region = torch.empty(self._nbytes, dtype=torch.uint8)
-        status = torch.cuda.cudart().cudaHostRegister(region.data_ptr(), self._nbytes, 0)
-        if int(status) != 0:
-            raise EngineError(f"{self._nbytes / GIB:.1f} GiB of host memory cannot be pinned for the sleeping engine ({status})")
-        sizes = [data.handle[1] for data in self._blocks.values()]
-        return dict(zip(self._blocks, region.split(sizes)))
 
 
 class HostWeights(SleepingWeights):
