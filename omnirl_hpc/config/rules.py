@@ -18,7 +18,7 @@ MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 # The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
 FAMILIES = ("qwen_image",)
-ENGINES = ("diffusers",)
+ENGINES = ("diffusers", "vllm_omni")
 ALGORITHMS = ("flow_grpo",)
 REWARDS = ("jpeg_compressibility",)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers import CPU, make_config
 from torch import Tensor
 
 from omnirl_hpc.config.schema import Config
@@ -27,6 +26,7 @@ from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import deliver_lora
+from tests.helpers import CPU, make_config
 
 PROMPTS = ("a red cat", "two very blue dogs under a tree")  # of unequal lengths
 FIELDS = ("latents", "log_probs", "sigmas", "timesteps", "images", "group", "sample", "noise_hash", "version")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import engine_cases
 import pytest
 import torch
-from helpers import run_ranks
 
 from omnirl_hpc.rollout.vllm_omni.importing import CHANGED_BY_IMPORT
+from tests.helpers import run_ranks
+from tests.rollout.vllm_omni import engine_cases
 
 MODULES = 24  # 12 targets in each of the tiny model's 2 blocks
 
