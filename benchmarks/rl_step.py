@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 import tempfile
 from pathlib import Path
 
@@ -46,16 +46,15 @@ def main() -> None:
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
     from omnirl_hpc.launch.identity import find_identity
 
-    work = Path(tempfile.gettempdir()) / "omnirl_rl_step"
-    run_dir, prompts = work / "run", work / "prompts.parquet"
-    if find_identity().rank == 0:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        work.mkdir(exist_ok=True)
-        write_ocr_table(str(prompts), count=64, seed=0)
+    rank = find_identity().rank
+    work = Path(tempfile.gettempdir()) / f"omnirl_rl_step_{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
+    run_dir, prompts = work / "run", work / f"prompts_{rank}.parquet"  # the same table for each rank, so that none waits for it
+    work.mkdir(exist_ok=True)
+    write_ocr_table(str(prompts), count=64, seed=0)
     if not options.keep_model:
         delete_weights_when_read(options.model)
     run([*RECIPE, f"model.path={options.model}", f"data.prompts={prompts}", f"run_dir={run_dir}", *overrides])
-    if find_identity().rank == 0:
+    if rank == 0:
         report(run_dir, overrides, options.out)
 
 

@@ -68,5 +68,10 @@ def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:
         kernels = getattr(fa.flash_attn_func, "__module__", "none")
         if kernels.split(".")[0] not in modules:
             raise EngineError(f"rollout.attention={rollout.attention} was asked for, vllm-omni takes its kernels from {kernels}")
-    if rollout.compile and not any(module._compiled_call_impl is not None for module in transformer.modules()):
+    if rollout.compile and not any(_is_compiled(module) for module in transformer.modules()):
         raise EngineError("rollout.compile=true was asked for, and vllm-omni left every block uncompiled")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """vLLM-Omni replaces the `forward` of a block by what torch.compile makes of it; the name is dynamo's mark on that."""
+    return hasattr(module.forward, "_torchdynamo_orig_callable")
