@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, help="append the table to this file")
     parser.add_argument("--keep-model", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of the third optimizer update by their time")
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.cli.train import run
@@ -53,6 +54,8 @@ def main() -> None:
     write_ocr_table(str(prompts), count=64, seed=0)
     if not options.keep_model:
         delete_weights_when_read(options.model)
+    if options.profile:
+        profile_update(number=3)
     run([*RECIPE, f"model.path={options.model}", f"data.prompts={prompts}", f"run_dir={run_dir}", *overrides])
     if rank == 0:
         report(run_dir, overrides, options.out)
@@ -75,6 +78,27 @@ def delete_weights_when_read(model: Path) -> None:
         return worker
 
     loading.make_worker = make_worker_and_delete
+
+
+def profile_update(number: int) -> None:
+    """Print where the GPU's time goes in one update's forward and backward passes."""
+    import itertools
+
+    import torch
+
+    from omnirl_hpc import trainer
+
+    accumulate, calls = trainer.accumulate_gradients, itertools.count(1)
+
+    def accumulate_and_profile(*arguments, **keywords):
+        if next(calls) != number:
+            return accumulate(*arguments, **keywords)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            accumulate(*arguments, **keywords)
+            torch.cuda.synchronize()
+        print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=90), flush=True)
+
+    trainer.accumulate_gradients = accumulate_and_profile
 
 
 def report(run_dir: Path, overrides: list[str], out: Path | None) -> None:
