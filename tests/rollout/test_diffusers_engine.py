@@ -188,6 +188,13 @@ def test_sleep_and_wake_change_nothing(rollout, batch):
     rollout.engine.wake()
     assert same(rollout.generate(), batch)
 
+    fill_adapter(rollout.transformer, seed=2)  # unlike the base, it is copied to the host at every sleep
+    other = rollout.generate()
+    rollout.engine.sleep()
+    rollout.engine.wake()
+    assert same(rollout.generate(), other)
+    fill_adapter(rollout.transformer, seed=1)  # as the other tests expect it
+
 
 def test_engine_has_its_own_dtype(rollout, tiny_model, tiny_prompts, tmp_path):
     """bf16: the latents are kept and the log-probabilities computed in fp32, the adapter is bf16."""
