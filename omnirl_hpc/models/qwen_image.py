@@ -72,7 +72,7 @@ class QwenImage(ModelFamily):
         # One prompt at a time: the value must not depend on what else is in the batch, and both upstream pipelines order masks
         # differently from embeddings when they repeat several prompts.
         embeds, mask = pipeline.encode_prompt(prompt, num_images_per_prompt=1, max_sequence_length=self.max_text_tokens)
-        if mask is not None:
+        if mask is not None and not mask.all():
             raise RuntimeError("the text encoder padded a single prompt")
         return embeds[0]
 
