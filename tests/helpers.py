@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.launch.runtime import prepare_process
@@ -43,12 +43,20 @@ SMALL = (
 )
 
 
-def make_config(tiny_model: Path, tiny_prompts: Path, run_dir: Path, *overrides: str) -> Config:
+def load_small(tiny_model: Path, tiny_prompts: Path, run_dir: Path, *overrides: str) -> LoadedConfig:
     """The demo recipe on images of 32 x 48 pixels, checked as for one rank."""
     paths = (f"model.path={tiny_model}", f"data.prompts={tiny_prompts}", f"run_dir={run_dir}")
-    config = load_config([*SMALL, *paths, *overrides]).config
-    check(config, world_size=1)
-    return config
+    loaded = load_config([*SMALL, *paths, *overrides])
+    check(loaded.config, world_size=1)
+    return loaded
+
+
+def make_config(tiny_model: Path, tiny_prompts: Path, run_dir: Path, *overrides: str) -> Config:
+    return load_small(tiny_model, tiny_prompts, run_dir, *overrides).config
+
+
+def go_on() -> None:
+    """A check for a stop request that never comes."""
 
 
 def fill_adapter(transformer: nn.Module, seed: int, scale: float = 0.1) -> None:
