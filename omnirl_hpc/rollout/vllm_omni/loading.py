@@ -37,7 +37,6 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
         dtype=getattr(torch, rollout.dtype),
         enforce_eager=not rollout.compile,
         max_num_seqs=rollout.micro_batch_size,
-        enable_sleep_mode=device.type == "cuda" and keeps_host_copy(config),
         parallel_config=DiffusionParallelConfig(
             tensor_parallel_size=rollout.tensor_parallel_size,
             ulysses_degree=rollout.ulysses_degree,
@@ -68,5 +67,6 @@ def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:
         kernels = getattr(fa.flash_attn_func, "__module__", "none")
         if kernels.split(".")[0] not in modules:
             raise EngineError(f"rollout.attention={rollout.attention} was asked for, vllm-omni takes its kernels from {kernels}")
-    if rollout.compile and not any(module._compiled_call_impl is not None for module in transformer.modules()):
+    forwards = (getattr(module, "_omni_original_forward", module.forward) for module in transformer.modules())
+    if rollout.compile and not any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards):
         raise EngineError("rollout.compile=true was asked for, and vllm-omni left every block uncompiled")
