@@ -62,7 +62,8 @@ class VllmOmniEngine:
         self._require_awake()
         with self._forward_context():
             embeds = self._family.encode_prompt(self._pipeline, prompt)
-        return embeds.clone()  # a tensor of inference mode cannot enter autograd
+        # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in another dtype.
+        return embeds.to(getattr(torch, self._config.rollout.dtype), copy=True)
 
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
         self._require_awake()

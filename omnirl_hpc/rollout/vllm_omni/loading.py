@@ -46,7 +46,10 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
     )
     od_config.enrich_config()
     worker = SpmdWorker(od_config, layout.replica_size, device)
-    check_choices(rollout, worker.model_runner.pipeline.transformer)
+    pipeline = worker.model_runner.pipeline
+    for component in (pipeline.text_encoder, pipeline.vae):  # upstream leaves them in the dtype of their files
+        component.to(od_config.dtype)
+    check_choices(rollout, pipeline.transformer)
     return worker
 
 

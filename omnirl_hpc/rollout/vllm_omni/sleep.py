@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.errors import EngineError
+from omnirl_hpc.pinned import page_locked
 
 GIB = 2**30
 ALIGNMENT = 64  # bytes; any dtype may be viewed at such an offset
@@ -59,7 +60,7 @@ class SleepingWeights:
         """Copy the weights to the host, the first time; to be called before anything changes them."""
         if self._host is not None:
             return
-        self._host = _pinned(self._size, self._device)
+        self._host = page_locked(self._size, self._device)
         for key, storage in self._storages.items():
             self._on_host(key).copy_(self._on_device(storage), non_blocking=True)
         self._wait()
@@ -107,17 +108,6 @@ class SleepingWeights:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _pinned(size: int, device: torch.device) -> Tensor:
-    """Host memory, page-locked for a GPU: one region, registered as it is, since torch's pinned allocator rounds every request up
-    to a power of two."""
-    region = torch.empty(size, dtype=torch.uint8)
-    if device.type == "cuda":
-        status = int(torch.cuda.cudart().cudaHostRegister(region.data_ptr(), size, 0))
-        if status != 0:
-            raise EngineError(f"{size / GIB:.1f} GiB of host memory cannot be pinned for the sleeping engine (CUDA error {status})")
-    return region
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
