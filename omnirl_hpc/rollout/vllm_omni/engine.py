@@ -140,4 +140,3 @@ class VllmOmniEngine:
         context = set_forward_context(vllm_config=self._worker.vllm_config, omni_diffusion_config=self._worker.od_config)
         with torch.inference_mode(), context:
             yield
-

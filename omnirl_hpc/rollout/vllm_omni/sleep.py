@@ -1,7 +1,7 @@
 """The engine's weights leave the device and come back.
 
-They are frozen, so their bytes are copied to the host once; every later sleep only frees the device, and merged adapters are never
-copied out. The host copy is also where merged LoRA takes the clean weights from.
+They are frozen, so their bytes are copied to the host once; every later sleep only frees the device, and merged adapters are
+never copied out. The host copy is also where merged LoRA takes the clean weights from.
 
 vLLM's own sleep (CuMem) is not used: it drops the host copy at every wake and copies everything again, allows one engine in a
 process, and misses what a loader puts on the GPU outside its pool. Here storages are emptied and refilled in place, which is the
@@ -44,7 +44,9 @@ class SleepingWeights:
                 continue
             if not storage.resizable():  # a file mapped into memory, on a CPU: own it
                 _, own = mapped.setdefault(storage._cdata, (storage, storage.clone()))
-                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(own, tensor.storage_offset(), tensor.size(), tensor.stride())
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+                    own, tensor.storage_offset(), tensor.size(), tensor.stride()
+                )
                 storage = own
             self._storages[storage._cdata] = storage
         self._places: dict[int, tuple[int, int]] = {}  # offset and size in the host copy
@@ -74,7 +76,9 @@ class SleepingWeights:
             storage.resize_(0)
         freed, expected = before - self._reserved(), self._size * (1 - KEPT_FRACTION) - KEPT_BYTES
         if freed < expected:
-            raise EngineError(f"the sleeping engine freed {freed / GIB:.2f} GiB of its {self._size / GIB:.2f} GiB on {self._device}")
+            raise EngineError(
+                f"the sleeping engine freed {freed / GIB:.2f} GiB of its {self._size / GIB:.2f} GiB on {self._device}"
+            )
         self.asleep = True
 
     def wake(self) -> None:
