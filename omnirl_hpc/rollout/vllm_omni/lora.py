@@ -100,8 +100,8 @@ class AdapterLora(EngineLora):
             elif isinstance(layer.base_layer, ColumnParallelLinear):
                 b = gather_shards(b, dim=0)
             sent = state[module + B]
-            # The slot holds B times alpha / rank, rounded. Where that is what the sent B gives, B is as sent; dividing would round
-            # again.
+            # The slot holds B times alpha / rank, rounded. Where that is what the sent B gives, B is as sent: dividing would
+            # round again.
             unscaled = b / self._scale
             if b.shape == sent.shape:
                 unscaled = torch.where(b == sent * self._scale, sent, unscaled)
