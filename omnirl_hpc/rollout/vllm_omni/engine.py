@@ -19,6 +19,7 @@ from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
 from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
+from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import RecordingScheduler
 from omnirl_hpc.sampling.trajectories import Trajectories
 
@@ -39,7 +40,6 @@ class VllmOmniEngine:
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
         from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
-        from omnirl_hpc.rollout.vllm_omni.sleep import CudaWeights, HostWeights
 
         self._worker = make_worker(config, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
@@ -50,9 +50,7 @@ class VllmOmniEngine:
         self._pipeline.scheduler = self._recorder
         self._weights = None
         if keeps_host_copy(config):
-            awake = config.rollout.awake
-            cuda = device.type == "cuda"
-            self._weights = CudaWeights(self._pipeline, awake, device) if cuda else HostWeights(self._pipeline, awake)
+            self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
             self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
         if config.rollout.lora == "merged":
             self._lora = MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
@@ -142,4 +140,3 @@ class VllmOmniEngine:
         context = set_forward_context(vllm_config=self._worker.vllm_config, omni_diffusion_config=self._worker.od_config)
         with torch.inference_mode(), context:
             yield
-

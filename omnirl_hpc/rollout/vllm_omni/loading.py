@@ -37,7 +37,6 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
         dtype=getattr(torch, rollout.dtype),
         enforce_eager=not rollout.compile,
         max_num_seqs=rollout.micro_batch_size,
-        enable_sleep_mode=device.type == "cuda" and keeps_host_copy(config),
         parallel_config=DiffusionParallelConfig(
             tensor_parallel_size=rollout.tensor_parallel_size,
             ulysses_degree=rollout.ulysses_degree,
@@ -47,7 +46,10 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
     )
     od_config.enrich_config()
     worker = SpmdWorker(od_config, layout.replica_size, device)
-    check_choices(rollout, worker.model_runner.pipeline.transformer)
+    pipeline = worker.model_runner.pipeline
+    for component in (pipeline.text_encoder, pipeline.vae):  # upstream leaves them in the dtype of their files
+        component.to(od_config.dtype)
+    check_choices(rollout, pipeline.transformer)
     return worker
 
 
@@ -68,10 +70,6 @@ def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:
         kernels = getattr(fa.flash_attn_func, "__module__", "none")
         if kernels.split(".")[0] not in modules:
             raise EngineError(f"rollout.attention={rollout.attention} was asked for, vllm-omni takes its kernels from {kernels}")
-    if rollout.compile and not any(_is_compiled(module) for module in transformer.modules()):
+    forwards = (getattr(module, "_omni_original_forward", module.forward) for module in transformer.modules())
+    if rollout.compile and not any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards):
         raise EngineError("rollout.compile=true was asked for, and vllm-omni left every block uncompiled")
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """vLLM-Omni replaces the `forward` of a block by what torch.compile makes of it; the name is dynamo's mark on that."""
-    return hasattr(module.forward, "_torchdynamo_orig_callable")

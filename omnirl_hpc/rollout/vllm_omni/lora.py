@@ -100,8 +100,11 @@ class AdapterLora(EngineLora):
             elif isinstance(layer.base_layer, ColumnParallelLinear):
                 b = gather_shards(b, dim=0)
             sent = state[module + B]
-            # The slot holds B times alpha / rank, rounded. Where it is what the sent B gives, B is as sent; dividing would round again.
-            unscaled = torch.where(b == sent * self._scale, sent, b / self._scale) if b.shape == sent.shape else b / self._scale
+            # The slot holds B times alpha / rank, rounded. Where that is what the sent B gives, B is as sent: dividing would
+            # round again.
+            unscaled = b / self._scale
+            if b.shape == sent.shape:
+                unscaled = torch.where(b == sent * self._scale, sent, unscaled)
             found |= {module + A: a, module + B: unscaled}
         return found
 

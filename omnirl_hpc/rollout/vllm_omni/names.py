@@ -24,7 +24,7 @@ def engine_name(name: str) -> str:
 
 
 def fused_parts(stacked_params_mapping: Iterable[Sequence[str]]) -> dict[str, tuple[str, int]]:
-    """{"to_q": ("to_qkv", 0), "to_k": ("to_qkv", 1), …} from the mapping that a vllm-omni transformer loads its weights with."""
+    """{"to_q": ("to_qkv", 0), "to_k": ("to_qkv", 1), …}: from the map that a vllm-omni transformer loads its weights with."""
     parts: dict[str, tuple[str, int]] = {}
     members: dict[str, int] = {}
     for fused, single, *_ in stacked_params_mapping:

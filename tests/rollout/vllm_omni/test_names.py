@@ -35,7 +35,13 @@ def test_engine_name(diffusers: str, engine: str):
 def test_places_in_fused_and_plain_layers():
     parts = fused_parts(STACKED)
     places = find_places(
-        ["blocks.0.attn.to_q", "blocks.0.attn.to_v", "blocks.0.attn.add_k_proj", "blocks.0.attn.to_out.0", "blocks.0.img_mlp.net.2"],
+        [
+            "blocks.0.attn.to_q",
+            "blocks.0.attn.to_v",
+            "blocks.0.attn.add_k_proj",
+            "blocks.0.attn.to_out.0",
+            "blocks.0.img_mlp.net.2",
+        ],
         LAYERS,
         parts,
     )
