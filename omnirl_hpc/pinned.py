@@ -76,7 +76,9 @@ class PinnedTensors:
         self.offloaded = False
 
     def keep(self) -> None:
-        """Copy what can change to the host, for `restore`; everything stays on the device."""
+        """Copy what can change to the host, for `restore`; everything stays where it is. What is offloaded has its copy already."""
+        if self.offloaded:
+            return
         for entry in self._changing():
             entry.to_host()
         _wait_for_copies()
@@ -93,7 +95,9 @@ class PinnedTensors:
 
     def _own(self, tensor: Tensor, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
         """Give the tensor, and others on the same mapped storage, memory of its own."""
-        owned = self._owned.setdefault(mapped.data_ptr(), mapped.clone())
+        if mapped.data_ptr() not in self._owned:
+            self._owned[mapped.data_ptr()] = mapped.clone()
+        owned = self._owned[mapped.data_ptr()]
         with torch.no_grad():
             tensor.set_(owned, tensor.storage_offset(), tensor.size(), tensor.stride())
         return owned

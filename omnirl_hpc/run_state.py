@@ -85,7 +85,8 @@ class RunState:
         self._checkpointer.wait()
 
     def _mark(self) -> None:
-        """A step boundary: `give_up` comes back to this."""
+        """A step boundary: `give_up` comes back to this. A stop may come before the actor's first turn in a step."""
+        self._actor.keep()
         self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor}
 
     def _save_with_actor_on_device(self, step: int) -> None:

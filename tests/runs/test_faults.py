@@ -1,0 +1,75 @@
+"""What goes wrong in a run is found, named, and costs no more than the step it happened in."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.checkpoint import find_fault
+from tests.runs.program import lines
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_path):
+    """Step 0: one of two calls raises. Step 1: one sample is NaN."""
+    allowed = "reward.max_failed_fraction=0.5"
+    program.finish(tmp_path / "run", allowed, "steps=2", "logging.samples_every=1", ranks=1, faults=("reward",))
+    metrics = lines(tmp_path / "run/metrics.jsonl")
+    assert [line["reward/failed"] for line in metrics] == [4, 1]
+    scores = [[s["reward"] for s in lines(tmp_path / "run/samples/index.jsonl") if s["step"] == step] for step in (0, 1)]
+    assert scores[0][:4] == [None] * 4 and None not in scores[0][4:]
+    assert scores[1][0] is None and None not in scores[1][1:]  # never a zero
+    for line, given in zip(metrics, scores):
+        valid = [score for score in given if score is not None]
+        assert line["reward/mean"] == pytest.approx(sum(valid) / len(valid))
+    assert "reward jpeg_compressibility failed: OSError: the scorer is out of paper" in (tmp_path / "run/log/rank_0.log").read_text()
+
+
+def test_too_many_failures_stop_the_run_and_name_the_reward(program, tmp_path):
+    ended = program.run(tmp_path / "run", "reward.max_failed_fraction=0.25", "steps=2", ranks=1, faults=("reward",))
+    assert ended.code == 1
+    last = ended.output.splitlines()[-1]
+    assert "reward jpeg_compressibility gave no finite score for 4 of 8 samples" in last
+    assert "reward.max_failed_fraction=0.25" in last and "the scorer is out of paper" in last
+    assert "Traceback" not in ended.output
+
+
+def test_a_gradient_that_is_nan_stops_the_run_before_it_is_applied(program, tmp_path):
+    ended = program.run(tmp_path / "run", "checkpoint.every=1", "steps=3", ranks=1, faults=("nan:actor:1:0",))
+    assert ended.code == 1
+    assert "phase actor: the gradient norm is nan: the update was not applied" in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+    checkpoints = tmp_path / "run/checkpoints"
+    assert (checkpoints / "latest").read_text() == "step_000001"
+    assert [find_fault(checkpoints / f"step_00000{n}") for n in (0, 1)] == [None, None]
+    program.finish(tmp_path / "run", "checkpoint.every=1", "steps=2", ranks=1)
+    assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
+
+
+def test_a_row_that_cannot_be_used_is_named_when_it_is_met(program, tmp_path):
+    """The first step of all takes it. The fault is the table's: exit code 2."""
+    file = tmp_path / "prompts.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c", " "]}), file, row_group_size=2)
+    ended = program.run(tmp_path / "run", f"data.prompts={file}", "steps=2", ranks=1)
+    assert ended.code == 2
+    assert f"{file}, row group 1, row 3: the prompt is empty" in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+
+
+def test_host_memory_does_not_grow(program, tmp_path):
+    """50 steps with a checkpoint after each tenth. The peak over the last 25 steps; a leak of one step's images, trajectories and
+    hashes would be small, that of an adapter with its optimizer state (100 kB here) or of a host copy of the weights is not."""
+    program.finish(
+        tmp_path / "run",
+        "steps=50",
+        "data.prompts_per_step=2",
+        "actor.micro_batch_size=2",
+        "sampling.true_cfg_scale=1",
+        "determinism=strict",
+        ranks=1,
+    )
+    peaks = [line["memory/host_peak"] * 1024 for line in lines(tmp_path / "run/metrics.jsonl")]  # MiB
+    assert len(peaks) == 50
+    assert peaks[-1] - peaks[25] <= 25 * 0.5  # half a MiB a step
