@@ -12,7 +12,7 @@ import torch.distributed as dist
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
@@ -120,12 +120,12 @@ class RunState:
         log.info("checkpoint %d", step)
 
     def _load(self, path: Path) -> int:
-        lora, state = self._checkpointer.load(path, self._actor.optimizer_state())
+        state = read_state(path)  # before `load`, which puts later checkpoints aside
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
             raise ConfigError(f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with")
-        self._actor.load_lora_state(lora)
+        self._actor.load_lora_state(self._checkpointer.load(path, self._actor.optimizer_state()))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
