@@ -225,6 +225,17 @@ def paths_exist(config: Config, world_size: int) -> None:
     )
 
 
+def step_to_resume_is_there(config: Config, world_size: int) -> None:
+    step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
+    if step is None:
+        return
+    there = sorted(path.name for path in folder.glob("step_*[0-9]"))
+    _require(
+        f"step_{step:06d}" in there,
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: {', '.join(there) or 'none'}",
+    )
+
+
 RULES = (
     counts_are_positive,
     counts_are_not_negative,
@@ -242,4 +253,5 @@ RULES = (
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
+    step_to_resume_is_there,
 )
