@@ -23,8 +23,11 @@ class LoraSource(Protocol):
 
 
 def collect_lora(actor: LoraSource, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank."""
-    return {name: tensor.to(dtype) for name, tensor in actor.lora_state().items()}
+    """The actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank.
+
+    Always copies: on one rank a full tensor is the actor's own memory, which is emptied when the engine takes the device.
+    """
+    return {name: tensor.to(dtype, copy=True) for name, tensor in actor.lora_state().items()}
 
 
 def deliver_lora(engine: RolloutEngine, state: dict[str, Tensor], version: int) -> LoraReceipt:

@@ -13,6 +13,7 @@ from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.residency import Residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
+from omnirl_hpc.sync import collect_lora
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 
@@ -101,7 +102,9 @@ def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):
     with one_rank_group():
         actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
         lora = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+        for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
         actor.offload()
+        assert all(torch.equal(for_the_engine[name], lora[name]) for name in lora)
         with pytest.raises(RuntimeError, match="the actor is offloaded: onload"):
             actor.velocity(None, CURRENT)
         held = [t.to_local() for t in actor._transformer.parameters()]
