@@ -1,4 +1,5 @@
 # make demo: a whole RL run on this machine, 2 CPU ranks, minutes.   make test: every test this machine can run.
+# make demo ENGINE=vllm_omni   the same with the vLLM-Omni engine (2.4 GB more to install); also for install and test
 # Both install what they need into .venv first. Paths are relative, so that the checkout may lie in a path with spaces.
 
 SHELL := bash
@@ -10,7 +11,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,\
   $(if $(shell $(p) -c 'import sys; print("yes" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "")' 2>/dev/null),$(p))))
 PIP_ARGS ?=
 PY := .venv/bin/python
+ENGINE ?= diffusers
 INSTALLED := .venv/.installed
+WITH_ENGINE := $(INSTALLED)$(if $(filter vllm_omni,$(ENGINE)),_vllm_omni)
 DEMO := runs/demo
 ARGS ?=
 
@@ -18,7 +21,7 @@ ARGS ?=
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //; s/   make/\nmake/g'
 
-install: $(INSTALLED)
+install: $(WITH_ENGINE)
 
 $(INSTALLED): pyproject.toml constraints/cpu.txt
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=/path/to/python3.12"; exit 1; }
@@ -28,13 +31,24 @@ $(INSTALLED): pyproject.toml constraints/cpu.txt
 	  || { echo "make: pip could not install the packages; is there a network? the end of .venv/install.log says:"; tail -n 3 .venv/install.log; exit 1; }
 	@touch $(INSTALLED)
 
-demo: $(INSTALLED)
+# --no-deps: the list is complete and pinned, and the packages' own requirements ask for CUDA (see the file).
+$(INSTALLED)_vllm_omni: $(INSTALLED) constraints/vllm_omni_cpu.txt omnirl_hpc/rollout/vllm_omni/torchvision_stub.py
+	@echo "installing vllm-omni into .venv (log: .venv/install.log) …"
+	@$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps -r constraints/vllm_omni_cpu.txt >>.venv/install.log 2>&1 \
+	  || { echo "make: pip could not install vllm-omni; the end of .venv/install.log says:"; tail -n 3 .venv/install.log; exit 1; }
+	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  cp omnirl_hpc/rollout/vllm_omni/torchvision_stub.py "$$site/omnirl_torchvision_stub.py"; \
+	  echo 'import omnirl_torchvision_stub' >"$$site/omnirl_torchvision_stub.pth"
+	@$(PY) -m omnirl_hpc doctor rollout=vllm_omni
+	@touch $@
+
+demo: $(WITH_ENGINE)
 	@mkdir -p $(DEMO)
 	@[ -f $(DEMO)/model/model_index.json ] || { rm -rf $(DEMO)/model; $(PY) -m omnirl_hpc tiny-model $(DEMO)/model; }
 	@[ -f $(DEMO)/prompts.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/prompts.parquet --kind ocr --count 64 --seed 0
 	@rm -rf $(DEMO)/run
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 -m omnirl_hpc train \
-	  recipe=flowgrpo_tiny run_dir=$(DEMO)/run model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
+	  recipe=flowgrpo_tiny rollout=$(ENGINE) run_dir=$(DEMO)/run model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
 
-test: $(INSTALLED)
+test: $(WITH_ENGINE)
 	@$(PY) -m pytest $(ARGS)

@@ -39,3 +39,7 @@ class CheckpointError(OmniRLError):
 
 class NonFiniteError(OmniRLError):
     """A loss or a gradient is NaN or infinite."""
+
+
+class EngineError(OmniRLError):
+    """The rollout engine cannot go on, or does not do what was asked of it."""

@@ -12,6 +12,11 @@ from typing import Iterable
 import torch
 from torch import Tensor
 
+from omnirl_hpc.errors import OmniRLError
+
+
+ALIGNMENT = 512  # bytes; any dtype may be viewed in a host copy
+
 
 @dataclass
 class _Entry:
@@ -25,11 +30,6 @@ class _Entry:
 
     def on_device(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storage)
-
-    def to_host(self) -> None:
-        if self.host is None:
-            self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        self.host.copy_(self.on_device(), non_blocking=True)
 
     def to_device(self) -> None:
         self.on_device().copy_(self.host, non_blocking=True)
@@ -57,10 +57,7 @@ class PinnedTensors:
 
     def offload(self) -> None:
         """Empty the storages. The tensors must not be used until `onload`."""
-        for entry in self._entries.values():
-            if entry.host is None or not entry.frozen:
-                entry.to_host()
-        _wait_for_copies()
+        _to_host([entry for entry in self._entries.values() if entry.host is None or not entry.frozen])
         for entry in self._entries.values():
             entry.storage.resize_(0)
         self.offloaded = True
@@ -77,11 +74,8 @@ class PinnedTensors:
 
     def keep(self) -> None:
         """Copy what can change to the host, for `restore`; everything stays where it is. What is offloaded has its copy already."""
-        if self.offloaded:
-            return
-        for entry in self._changing():
-            entry.to_host()
-        _wait_for_copies()
+        if not self.offloaded:
+            _to_host(self._changing())
 
     def restore(self) -> None:
         """Undo every change since the last `keep` or `offload`."""
@@ -104,6 +98,33 @@ class PinnedTensors:
 
     def _changing(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if not entry.frozen]
+
+
+def _to_host(entries: list[_Entry]) -> None:
+    """Copy the entries to the host; the first time, make room for them there."""
+    homeless = [entry for entry in entries if entry.host is None]
+    if homeless:
+        sizes = [-(-entry.size // ALIGNMENT) * ALIGNMENT for entry in homeless]
+        region = page_locked(sum(sizes), homeless[0].device)
+        for entry, part in zip(homeless, region.split(sizes)):
+            entry.host = part[: entry.size]
+    for entry in entries:
+        entry.host.copy_(entry.on_device(), non_blocking=True)
+    _wait_for_copies()
+
+
+def page_locked(nbytes: int, device: torch.device) -> Tensor:
+    """Host memory [nbytes] uint8 for fast copies from and to `device`; page-locked where that is a GPU.
+
+    One region registered as it is: torch's own pinned allocator rounds every request up to a power of two, which for a
+    transformer's weights is half as much again. Raises OmniRLError where the system refuses.
+    """
+    region = torch.empty(nbytes, dtype=torch.uint8)
+    if device.type == "cuda" and nbytes:
+        status = int(torch.cuda.cudart().cudaHostRegister(region.data_ptr(), nbytes, 0))
+        if status:
+            raise OmniRLError(f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): see ulimit -l")
+    return region
 
 
 def _wait_for_copies() -> None:

@@ -9,12 +9,15 @@ from omnirl_hpc.rollout.engine import RolloutEngine
 
 
 class Residency:
-    """Gives the device to the engine or to the actor; asking for what is already so does nothing. Starts with both on it."""
+    """Gives the device to the engine or to the actor; asking for what is already so does nothing.
+
+    In swap mode, construct with the actor offloaded: the engine is built on a device that it has to itself.
+    """
 
     def __init__(self, mode: str, engine: RolloutEngine, actor: Actor, timer: PhaseTimer, peaks: DevicePeaks) -> None:
         self._swaps = mode == "swap"
         self._engine, self._actor, self._timer, self._peaks = engine, actor, timer, peaks
-        self._engine_awake = self._actor_onloaded = True
+        self._engine_awake, self._actor_onloaded = True, not self._swaps
 
     def to_engine(self) -> None:
         """Before rollout and before the engine takes new weights."""

@@ -51,8 +51,9 @@ class RunState:
     def restore(self) -> int:
         """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in an hour.
 
-        Returns the first step to do. The actor must be on the device.
+        Returns the first step to do.
         """
+        self._residency.to_actor()
         path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:

@@ -23,9 +23,9 @@ class LoraSource(Protocol):
 
 
 def collect_lora(actor: LoraSource, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank.
+    """A copy of the actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank.
 
-    Always copies: on one rank a full tensor is the actor's own memory, which is emptied when the engine takes the device.
+    A copy, since on one rank a full tensor is the shard itself, which leaves the device before it is delivered.
     """
     return {name: tensor.to(dtype, copy=True) for name, tensor in actor.lora_state().items()}
 

@@ -59,6 +59,8 @@ class Trainer:
         self.algorithm = ALGORITHMS[config.algorithm.name](config)
         self.rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
         self.actor = FSDPActor(config, self.family, layout, device)
+        if config.residency == "swap":
+            self.actor.offload()  # engine and actor may not fit together, not even while they are built
         self.engine = make_engine(config, self.family, layout, device, timer)
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)

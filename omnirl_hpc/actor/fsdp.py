@@ -58,13 +58,14 @@ class FSDPActor:
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         if self._pinned.offloaded:
             raise RuntimeError("the actor is offloaded: onload() it before use")
+        dtype = getattr(torch, self._config.actor.dtype)
         with self._adapter(adapter):
             return self._family.velocity(
                 self._transformer,
                 point.latents,
                 point.timesteps,
-                point.text,
-                point.negative,
+                point.text.in_dtype(dtype),
+                None if point.negative is None else point.negative.in_dtype(dtype),
                 self._config.sampling.true_cfg_scale,
                 batched=self._config.actor.cfg == "batched",
             )

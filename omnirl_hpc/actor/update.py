@@ -47,7 +47,7 @@ def accumulate_gradients(
                 velocities[adapter] = actor.velocity(point, adapter)
         output = algorithm.loss(point, velocities)
         if not bool(torch.isfinite(output.loss)):
-            raise NonFiniteError(f"the loss is {float(output.loss)}")
+            raise NonFiniteError(f"the loss is {float(output.loss.detach())}")
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
         for name, values in output.means.items():

@@ -17,6 +17,7 @@ from omnirl_hpc.launch.lock import RunLock, job_name
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import Layout, make_layout
+from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -29,6 +30,8 @@ def run(overrides: Sequence[str]) -> None:
     try:
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
+        if loaded.config.rollout.engine == "vllm_omni":
+            versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_same_run(loaded.to_yaml())
         PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
@@ -103,10 +106,11 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "layout": layout.describe(),
         "residency": config.residency,
         "determinism": config.determinism,
-        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}",
+        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
+        + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}, micro-batch {actor.micro_batch_size}, "
         f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": "torch SDPA, rollout and actor",
+        "attention": f"rollout {config.rollout.attention}, actor sdpa",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
@@ -114,3 +118,9 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
         f"{actor.updates_per_step} update(s)",
     }
+
+
+def describe_vllm_omni(config: Config) -> str:
+    rollout = config.rollout
+    asleep = f", awake {' and '.join(rollout.awake)}" if rollout.awake and config.residency == "swap" else ""
+    return f" ({versions.installed()}), LoRA {rollout.lora}, {'compiled' if rollout.compile else 'eager'}{asleep}"

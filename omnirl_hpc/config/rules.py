@@ -5,6 +5,7 @@ All of them run before torch is imported. A rule that needs the number of ranks 
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -17,7 +18,7 @@ MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 # The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
 FAMILIES = ("qwen_image",)
-ENGINES = ("diffusers",)
+ENGINES = ("diffusers", "vllm_omni")
 ALGORITHMS = ("flow_grpo",)
 REWARDS = ("jpeg_compressibility",)
 
@@ -91,6 +92,8 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     _one_of("rollout.dtype", config.rollout.dtype, DTYPES)
+    _one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
+    _one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
     _one_of("actor.dtype", config.actor.dtype, DTYPES)
     _one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
     _one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
@@ -180,6 +183,45 @@ def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
     )
 
 
+def diffusers_engine_has_no_options(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    for key, value, default in (
+        ("lora", rollout.lora, "adapter"),
+        ("attention", rollout.attention, "sdpa"),
+        ("compile", rollout.compile, False),
+        ("awake", list(rollout.awake), []),
+    ):
+        _require(
+            rollout.engine != "diffusers" or value == default,
+            f"rollout.{key}={value} is for rollout.engine=vllm_omni: choose rollout=vllm_omni or drop it",
+        )
+
+
+def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    if rollout.engine != "vllm_omni":
+        return
+    _require(
+        rollout.cfg_parallel_size in (1, 2),
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} must be 1 or 2: guidance has two branches",
+    )
+    _require(
+        rollout.cfg_parallel_size == 1 or config.sampling.true_cfg_scale > 1,
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale above 1 or "
+        "rollout.cfg_parallel_size=1",
+    )
+    _require(
+        rollout.attention == "sdpa" or rollout.dtype != "float32",
+        f"rollout.attention={rollout.attention} has no fp32 kernels: set rollout.dtype=bfloat16 or rollout.attention=sdpa",
+    )
+    tokens, degree = config.model.height // IMAGE_MULTIPLE * (config.model.width // IMAGE_MULTIPLE), rollout.ulysses_degree
+    _require(
+        tokens % degree == 0,
+        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x {config.model.width} "
+        "image; the engine would attend over padding",
+    )
+
+
 def optimizer_is_valid(config: Config, world_size: int) -> None:
     optimizer = config.actor.optimizer
     for key in ("lr", "eps", "max_grad_norm"):
@@ -236,6 +278,20 @@ def step_to_resume_is_there(config: Config, world_size: int) -> None:
     )
 
 
+def attention_heads_divide(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    ranks = rollout.tensor_parallel_size * rollout.ulysses_degree
+    transformer = Path(config.model.path) / "transformer" / "config.json"
+    if ranks == 1 or not transformer.is_file():
+        return
+    heads = json.loads(transformer.read_text()).get("num_attention_heads")
+    _require(
+        heads is None or heads % ranks == 0,
+        f"the {heads} attention heads of model.path={config.model.path} cannot be split over rollout.tensor_parallel_size x "
+        f"rollout.ulysses_degree = {ranks} ranks",
+    )
+
+
 RULES = (
     counts_are_positive,
     counts_are_not_negative,
@@ -249,9 +305,12 @@ RULES = (
     layout_is_possible,
     updates_divide_the_step,
     diffusers_engine_is_one_rank,
+    diffusers_engine_has_no_options,
+    vllm_omni_engine_is_possible,
     optimizer_is_valid,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
     step_to_resume_is_there,
+    attention_heads_divide,
 )

@@ -68,6 +68,11 @@ class RolloutConfig:
     ulysses_degree: int = 1
     cfg_parallel_size: int = 1
     embedding_cache_size: int = 4096  # prompts whose embeddings are kept in host memory
+    # The rest is for engine=vllm_omni.
+    lora: str = "adapter"  # adapter: beside the weights | merged: added into them (no cost in rollout, more at each sync)
+    attention: str = "sdpa"  # sdpa | fa3 | flash_attn
+    compile: bool = False  # torch.compile of the transformer's blocks
+    awake: list[str] = field(default_factory=list)  # components that stay on the GPU asleep, e.g. [text_encoder, vae]
 
 
 @dataclass

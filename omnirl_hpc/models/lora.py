@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import LoraConfig
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.sampling.noise import ADAPTER_INIT
+from omnirl_hpc.sampling.noise import ADAPTER_INIT, standard_normal
 
 ADAPTER = "default"
 
 
 def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype, seed: int) -> None:
-    """Freeze `transformer` and add a trainable adapter in `dtype`: A gaussian from `seed`, B zero.
+    """Freeze `transformer` and add a trainable adapter in `dtype`: A gaussian / rank from `seed` and the module's name, B zero.
 
     Raises ConfigError where a target matches no module: a LoRA that trains nothing would look like a run that works.
     """
@@ -28,13 +27,13 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
             f"actor.lora.target_modules: no linear layer of {type(transformer).__name__} is named {', '.join(missing)}"
         )
     transformer.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_hash(seed, ADAPTER_INIT))
-        transformer.add_adapter(
-            PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(targets), init_lora_weights="gaussian"), ADAPTER
-        )
-    for parameter in lora_parameters(transformer).values():
-        parameter.data = parameter.data.to(dtype)
+    with torch.random.fork_rng(devices=[]):  # PEFT draws A too, and rounds it to the base's dtype: it is replaced below
+        transformer.add_adapter(PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(targets)), ADAPTER)
+    for name, parameter in lora_parameters(transformer).items():
+        value = parameter.data
+        if ".lora_A." in name:
+            value = standard_normal(value.shape, seed, ADAPTER_INIT, name).to(value.device) / config.rank
+        parameter.data = value.to(dtype)
 
 
 def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:
 
 
 def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapter's parameters under PEFT's names: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank]."""
+    """The adapter's parameters under PEFT's names: `<module>.lora_A.weight` [rank, in], `<module>.lora_B.weight` [out, rank]."""
     return {
         name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in transformer.named_parameters()

@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
+import diffusers
 import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
@@ -17,6 +19,8 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
 from omnirl_hpc.sampling.trajectories import TextEmbeds
 
+# from_pretrained's argument was renamed: 0.38 knows only the old name, 0.40 warns of it
+DTYPE = "dtype" if Version(diffusers.__version__) >= Version("0.40") else "torch_dtype"
 VAE_SCALE = 8  # pixels per latent cell
 PATCH = 2  # latent cells per token, each way
 
@@ -42,13 +46,13 @@ class QwenImage(ModelFamily):
     max_text_tokens = 1024
 
     def load_pipeline(self, dtype: torch.dtype) -> QwenImagePipeline:
-        pipeline = QwenImagePipeline.from_pretrained(self.config.path, dtype=dtype, local_files_only=True)
+        pipeline = QwenImagePipeline.from_pretrained(self.config.path, **{DTYPE: dtype}, local_files_only=True)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
     def load_transformer(self, dtype: torch.dtype) -> nn.Module:
         return QwenImageTransformer2DModel.from_pretrained(
-            self.config.path, subfolder="transformer", dtype=dtype, local_files_only=True
+            self.config.path, subfolder="transformer", **{DTYPE: dtype}, local_files_only=True
         )
 
     def make_schedule(self, num_steps: int) -> Schedule:
@@ -68,7 +72,7 @@ class QwenImage(ModelFamily):
         # One prompt at a time: the value must not depend on what else is in the batch, and both upstream pipelines order masks
         # differently from embeddings when they repeat several prompts.
         embeds, mask = pipeline.encode_prompt(prompt, num_images_per_prompt=1, max_sequence_length=self.max_text_tokens)
-        if mask is not None:
+        if mask is not None and not mask.all():
             raise RuntimeError("the text encoder padded a single prompt")
         return embeds[0]
 

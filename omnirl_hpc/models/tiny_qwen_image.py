@@ -7,6 +7,7 @@ Everything that runs on Qwen-Image runs on it. Its tokens are bytes, so its prom
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Callable
 
 import torch
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImagePipeline, QwenImageTransformer2DModel
@@ -23,8 +24,10 @@ SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 FIRST_SPECIAL = 256  # ids below are bytes
-TEXT_WIDTH = 32
-LATENT_CHANNELS = 4
+TINY_TEXT_WIDTH = 32
+TINY_LATENT_CHANNELS = 4
+
+Part = Callable[[], torch.nn.Module]
 
 # Qwen/Qwen-Image's scheduler/scheduler_config.json, so that schedules are the real ones.
 SCHEDULER = {
@@ -41,59 +44,86 @@ SCHEDULER = {
 
 
 def write_tiny_qwen_image(out: str | Path, seed: int = 0) -> None:
-    """Write the checkpoint to the folder `out`. The same seed gives the same weights."""
-    with torch.random.fork_rng(devices=[]):
+    """Write the checkpoint to the folder `out`, in fp32. The same seed gives the same weights."""
+    _write(out, seed, _tiny_transformer, _tiny_vae, _text_encoder(width=TINY_TEXT_WIDTH, heads=2), torch.float32)
+
+
+def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
+    """The same with Qwen-Image's own transformer (20.4 B parameters) and VAE in bf16, 41 GB, for measuring speed and memory.
+
+    The text encoder stays tiny but for its width. Weights are drawn on the GPU where there is one.
+    """
+    _write(out, seed, _full_transformer, AutoencoderKLQwenImage, _text_encoder(width=3584, heads=28), torch.bfloat16)
+
+
+def _write(out: str | Path, seed: int, transformer: Part, vae: Part, text_encoder: Part, dtype: torch.dtype) -> None:
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = QwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
-            vae=_vae(),
-            text_encoder=_text_encoder(),
+            vae=vae().to(dtype).eval(),
+            text_encoder=text_encoder().to(dtype).eval(),
             tokenizer=_byte_tokenizer(),
-            transformer=_transformer(),
+            transformer=transformer().to(dtype).eval(),
         )
     pipeline.save_pretrained(out)
 
 
-def _transformer() -> QwenImageTransformer2DModel:
+def _tiny_transformer() -> QwenImageTransformer2DModel:
     return QwenImageTransformer2DModel(
         patch_size=2,
-        in_channels=4 * LATENT_CHANNELS,
-        out_channels=LATENT_CHANNELS,
+        in_channels=4 * TINY_LATENT_CHANNELS,
+        out_channels=TINY_LATENT_CHANNELS,
         num_layers=2,
         attention_head_dim=32,
         num_attention_heads=2,
-        joint_attention_dim=TEXT_WIDTH,
+        joint_attention_dim=TINY_TEXT_WIDTH,
         axes_dims_rope=(8, 12, 12),
-    ).eval()
+    )
 
 
-def _vae() -> AutoencoderKLQwenImage:
+def _full_transformer() -> QwenImageTransformer2DModel:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device("meta"):
+        transformer = QwenImageTransformer2DModel().to(torch.bfloat16)
+    transformer = transformer.to_empty(device=device)
+    for name, parameter in transformer.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.02)
+        else:
+            torch.nn.init.constant_(parameter, 1.0 if "norm" in name else 0.0)
+    return transformer
+
+
+def _tiny_vae() -> AutoencoderKLQwenImage:
     return AutoencoderKLQwenImage(
         base_dim=8,
-        z_dim=LATENT_CHANNELS,
+        z_dim=TINY_LATENT_CHANNELS,
         dim_mult=[1, 1, 1, 1],
         num_res_blocks=1,
         attn_scales=[],
         temperal_downsample=[False, True, True],
         dropout=0.0,
-        latents_mean=[0.0] * LATENT_CHANNELS,
-        latents_std=[1.0] * LATENT_CHANNELS,
-    ).eval()
+        latents_mean=[0.0] * TINY_LATENT_CHANNELS,
+        latents_std=[1.0] * TINY_LATENT_CHANNELS,
+    )
 
 
-def _text_encoder() -> Qwen2_5_VLForConditionalGeneration:
+def _text_encoder(width: int, heads: int) -> Part:
+    """A Qwen2.5-VL of two layers with embeddings of `width`."""
     token = {name: FIRST_SPECIAL + i for i, name in enumerate(SPECIAL_TOKENS)}
+    eighth = width // heads // 8  # of a head: its rotary dimensions are shared 1 : 1.5 : 1.5 by time, height and width, in pairs
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": 320,
-            "hidden_size": TEXT_WIDTH,
-            "intermediate_size": 64,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
             "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+            "num_attention_heads": heads,
             "num_key_value_heads": 1,
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-6,
-            "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [2, 3, 3]},
+            "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [eighth, 3 * eighth // 2, 3 * eighth // 2]},
             "rope_theta": 1e6,
             "bos_token_id": token["<|endoftext|>"],
             "eos_token_id": token["<|im_end|>"],
@@ -104,7 +134,7 @@ def _text_encoder() -> Qwen2_5_VLForConditionalGeneration:
             "hidden_size": 32,
             "intermediate_size": 32,
             "num_heads": 2,
-            "out_hidden_size": TEXT_WIDTH,
+            "out_hidden_size": width,
             "patch_size": 14,
             "fullatt_block_indexes": [0],
             "window_size": 28,
@@ -116,7 +146,7 @@ def _text_encoder() -> Qwen2_5_VLForConditionalGeneration:
         video_token_id=token["<|video_pad|>"],
         tie_word_embeddings=False,
     )
-    return Qwen2_5_VLForConditionalGeneration(config).eval()
+    return lambda: Qwen2_5_VLForConditionalGeneration(config)
 
 
 def _byte_tokenizer() -> Qwen2Tokenizer:

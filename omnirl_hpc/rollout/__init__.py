@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from omnirl_hpc.config.schema import Config
-from omnirl_hpc.layout import Layout
-from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import ModelFamily
-from omnirl_hpc.rollout.engine import RolloutEngine
+if TYPE_CHECKING:  # only for annotations, so that versions can be checked before torch is imported
+    import torch
+
+    from omnirl_hpc.config.schema import Config
+    from omnirl_hpc.layout import Layout
+    from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.models import ModelFamily
+    from omnirl_hpc.rollout.engine import RolloutEngine
 
 
 def make_engine(
@@ -19,4 +22,8 @@ def make_engine(
         from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 
         return DiffusersEngine(config, family, device, timer)
+    if config.rollout.engine == "vllm_omni":
+        from omnirl_hpc.rollout.vllm_omni.engine import VllmOmniEngine
+
+        return VllmOmniEngine(config, family, layout, device, timer)
     raise ValueError(f"unknown engine {config.rollout.engine!r}")

@@ -14,6 +14,9 @@ class TextEmbeds:
     embeds: Tensor
     mask: Tensor
 
+    def in_dtype(self, dtype: torch.dtype) -> "TextEmbeds":
+        return TextEmbeds(self.embeds.to(dtype), self.mask, batch_size=self.batch_size)
+
 
 @tensorclass
 class Trajectories:

@@ -75,7 +75,7 @@ def test_no_command_shows_the_usage():
 
 
 def test_an_unknown_command_names_the_known_ones():
-    assert said(omnirl("trian")) == "omnirl-hpc: unknown command 'trian'; known: train, compare, tiny-model, prompts (see omnirl-hpc help)"
+    assert said(omnirl("trian")) == "omnirl-hpc: unknown command 'trian'; known: train, compare, doctor, tiny-model, prompts (see omnirl-hpc help)"
 
 
 @pytest.mark.parametrize(

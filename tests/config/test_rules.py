@@ -29,6 +29,8 @@ POSITIVE = [
     "reward.timeout_seconds",
 ]
 
+VLLM_OMNI = {"rollout.engine": "vllm_omni"}
+
 # rule, what is set (on top of a valid configuration of 4 prompts x 8 samples), ranks, keys that the message names
 BREAKS = [
     *[("counts_are_positive", {key: value}, 1, [key]) for key in POSITIVE for value in (0, -1)],
@@ -114,6 +116,37 @@ BREAKS = [
         2,
         ["rollout.engine=diffusers", "rollout.tensor_parallel_size", "rollout.ulysses_degree", "rollout.cfg_parallel_size"],
     ),
+    ("choices_are_known", {"rollout.lora": "fused"}, 1, ["rollout.lora", "adapter, merged"]),
+    ("choices_are_known", {"rollout.attention": "fa2"}, 1, ["rollout.attention", "sdpa, fa3, flash_attn"]),
+    *[
+        ("diffusers_engine_has_no_options", {f"rollout.{key}": value}, 1, [f"rollout.{key}", "rollout.engine=vllm_omni"])
+        for key, value in (("lora", "merged"), ("attention", "fa3"), ("compile", True), ("awake", ["vae"]))
+    ],
+    (
+        "vllm_omni_engine_is_possible",
+        VLLM_OMNI | {"rollout.cfg_parallel_size": 4, "actor.micro_batch_size": 4},
+        4,
+        ["rollout.cfg_parallel_size=4", "1 or 2"],
+    ),
+    (
+        "vllm_omni_engine_is_possible",
+        VLLM_OMNI | {"rollout.cfg_parallel_size": 2, "sampling.true_cfg_scale": 1.0},
+        2,
+        ["rollout.cfg_parallel_size=2", "sampling.true_cfg_scale"],
+    ),
+    ("vllm_omni_engine_is_possible", VLLM_OMNI | {"rollout.attention": "fa3"}, 1, ["rollout.attention=fa3", "rollout.dtype=bfloat16"]),
+    (
+        "vllm_omni_engine_is_possible",
+        VLLM_OMNI | {"rollout.ulysses_degree": 2, "model.height": 48, "model.width": 48},
+        2,
+        ["rollout.ulysses_degree=2", "9 tokens"],
+    ),
+    (
+        "attention_heads_divide",
+        VLLM_OMNI | {"rollout.tensor_parallel_size": 2, "rollout.ulysses_degree": 2},
+        4,
+        ["2 attention heads", "rollout.tensor_parallel_size x rollout.ulysses_degree = 4"],
+    ),
     *[
         ("optimizer_is_valid", {f"actor.optimizer.{key}": 0.0}, 1, [f"actor.optimizer.{key}"])
         for key in ("lr", "eps", "max_grad_norm")
@@ -143,6 +176,8 @@ def valid(tmp_path_factory):
     """The tiny recipe with one update a step, over files that exist."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "model_index.json").touch()
+    (folder / "transformer").mkdir()
+    (folder / "transformer" / "config.json").write_text('{"num_attention_heads": 2}')
     (folder / "prompts.parquet").touch()
     paths = [f"run_dir={folder}", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
     return load_config(["recipe=flowgrpo_tiny", "actor.updates_per_step=1", *paths]).config

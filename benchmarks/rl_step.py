@@ -1,0 +1,98 @@
+"""Complete RL steps at full size, on one or more GPUs: seconds by phase, memory, images a second.
+
+    python benchmarks/rl_step.py MODEL [--keep-model] [--out FILE] [OVERRIDE …]
+    torchrun --nproc-per-node 2 benchmarks/rl_step.py MODEL …
+
+MODEL is a checkpoint; `omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights, which change neither
+speed nor memory. Unless --keep-model is given, its weight files are deleted once both sides have read them, so that a folder in
+/dev/shm leaves room for the pinned copies. The recipe is flowgrpo_qwen_image with 64 images a step instead of 512.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+RECIPE = ("recipe=flowgrpo_qwen_image", "rollout=vllm_omni", "steps=3", "data.prompts_per_step=4", "checkpoint.every=1000")
+COLUMNS = {
+    "images_per_second": "images/s",
+    "time/step": "step s",
+    "time/rollout": "rollout",
+    "time/decode": "decode",
+    "time/swap": "swap",
+    "time/old_log_prob": "old log-prob",
+    "time/actor": "actor",
+    "time/sync": "sync",
+    "time/other": "other",
+    "memory/rollout_peak": "GPU rollout GiB",
+    "memory/actor_peak": "GPU actor GiB",
+    "memory/host_peak": "host GiB",
+    "ratio/first_update_max_abs_log": "max abs d log p",
+    "grad_norm": "grad norm",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--out", type=Path, help="append the table to this file")
+    parser.add_argument("--keep-model", action="store_true")
+    options, overrides = parser.parse_known_args()
+
+    from omnirl_hpc.cli.train import run
+    from omnirl_hpc.data.ocr_prompts import write_ocr_table
+    from omnirl_hpc.launch.identity import find_identity
+
+    work = Path(tempfile.gettempdir()) / "omnirl_rl_step"
+    run_dir, prompts = work / "run", work / "prompts.parquet"
+    if find_identity().rank == 0:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        work.mkdir(exist_ok=True)
+        write_ocr_table(str(prompts), count=64, seed=0)
+    if not options.keep_model:
+        delete_weights_when_read(options.model)
+    run([*RECIPE, f"model.path={options.model}", f"data.prompts={prompts}", f"run_dir={run_dir}", *overrides])
+    if find_identity().rank == 0:
+        report(run_dir, overrides, options.out)
+
+
+def delete_weights_when_read(model: Path) -> None:
+    """The actor is built before the engine: when the engine's worker is there, nobody reads the files any more."""
+    import torch.distributed as dist
+
+    from omnirl_hpc.rollout.vllm_omni import loading
+
+    make_worker = loading.make_worker
+
+    def make_worker_and_delete(*arguments):
+        worker = make_worker(*arguments)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            for file in model.glob("transformer/*.safetensors"):
+                file.unlink()
+        return worker
+
+    loading.make_worker = make_worker_and_delete
+
+
+def report(run_dir: Path, overrides: list[str], out: Path | None) -> None:
+    """A row for each step; the first one includes warm-up (allocations, kernels, compilation)."""
+    environment = json.loads((run_dir / "environment.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
+    lines = [f"overrides: {' '.join(overrides) or 'none'}", f"versions: {versions}", ""]
+    lines += ["| step | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
+    for text in (run_dir / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(text)
+        lines.append(f"| {metrics['step']} | " + " | ".join(f"{metrics.get(name, 0):.4g}" for name in COLUMNS) + " |")
+    table = "\n".join(lines) + "\n\n"
+    print(table)
+    if out is not None:
+        with out.open("a") as file:
+            file.write(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The vLLM-Omni engine: its stock pipeline with our scheduler in place of its own, in this process, on our process groups."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import EngineError
+from omnirl_hpc.hashing import state_checksum
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.lora import lora_modules
+from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
+from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
+from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
+from omnirl_hpc.sampling.recorder import RecordingScheduler
+from omnirl_hpc.sampling.trajectories import Trajectories
+
+log = logging.getLogger(__name__)
+
+
+class VllmOmniEngine:
+    """See RolloutEngine. All ranks of the job construct it together; the ranks of a replica call its methods together."""
+
+    def __init__(self, config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer) -> None:
+        log.info("rollout engine: %s", import_vllm_omni(device))
+        self._config = config
+        self._family = family
+        self._device = device
+        self._timer = timer
+        self._schedule = family.make_schedule(config.sampling.num_inference_steps)
+        self._version = -1
+        # These import vllm, which comes after its environment is prepared.
+        from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
+        from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
+        from omnirl_hpc.rollout.vllm_omni.sleep import CudaWeights, HostWeights
+
+        self._worker = make_worker(config, layout, device)
+        self._pipeline = self._worker.model_runner.pipeline
+        self._pipeline.set_progress_bar_config(disable=True)
+        self._recorder = RecordingScheduler.make(
+            self._pipeline.scheduler.config, self._schedule, config.sampling.transition, config.sampling.noise_level
+        )
+        self._pipeline.scheduler = self._recorder
+        self._weights = None
+        if keeps_host_copy(config):
+            awake = config.rollout.awake
+            cuda = device.type == "cuda"
+            self._weights = CudaWeights(self._pipeline, awake, device) if cuda else HostWeights(self._pipeline, awake)
+            self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
+        if config.rollout.lora == "merged":
+            self._lora = MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
+        else:
+            targets = config.actor.lora.target_modules or family.lora_targets
+            self._lora = AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
+
+    def encode(self, prompt: str) -> Tensor:
+        self._require_awake()
+        with self._forward_context():
+            embeds = self._family.encode_prompt(self._pipeline, prompt)
+        # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in another dtype.
+        return embeds.to(getattr(torch, self._config.rollout.dtype), copy=True)
+
+    def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+        self._require_awake()
+        self._lora.prepare()
+        size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
+        for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
+            self._recorder.begin(batch.initial, batch.windows, batch.noise)
+            with self._forward_context():
+                self._pipeline.forward(self._engine_requests(batch))
+            recording = self._recorder.finish()
+            with self._timer.phase("decode"), self._forward_context():
+                images = self._family.decode(self._pipeline.vae, recording.final)
+            yield batch.trajectories(recording, images.clone(), self._schedule, self._version)[:count]
+
+    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+        self._require_awake()
+        self._lora.write(state)
+        self._version = version
+        found = self._lora.read_back(state)
+        return LoraReceipt(version, frozenset(lora_modules(found)), state_checksum(found))
+
+    def sleep(self) -> None:
+        if self._weights is None:
+            raise EngineError("the engine was made to stay on the device (residency=resident) and cannot sleep")
+        self._require_awake()
+        self._weights.sleep()
+
+    def wake(self) -> None:
+        if self._weights is not None and self._weights.asleep:
+            self._weights.wake()
+            self._lora.weights_restored()
+
+    def close(self) -> None:
+        """Let go of the model. The default process group is the host's, and its subgroups live as long as it does."""
+        self._worker.shutdown()
+
+    def _require_awake(self) -> None:
+        if self._weights is not None and self._weights.asleep:
+            raise EngineError("the rollout engine is asleep: wake it before using it")
+
+    def _engine_requests(self, batch: SampleBatch):
+        """One engine request for each sample; the pipeline runs them as one batch.
+
+        Embeddings come padded to one width, with masks, so that prompts of different lengths share a batch.
+        """
+        from vllm_omni.diffusion.request import OmniDiffusionRequest
+        from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+        inputs = self._family.pipeline_inputs(batch.text, batch.negative, self._config.sampling.true_cfg_scale)
+        per_sample = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        common = {name: value for name, value in inputs.items() if name not in per_sample}
+        return DiffusionRequestBatch(
+            [
+                OmniDiffusionRequest(
+                    prompt={"prompt": ""} | {name: value[i] for name, value in per_sample.items()},
+                    sampling_params=OmniDiffusionSamplingParams(
+                        **common,
+                        latents=batch.initial[i : i + 1],
+                        num_inference_steps=self._schedule.num_steps,
+                        output_type="latent",
+                    ),
+                    request_id=str(i),
+                )
+                for i in range(len(batch.requests))
+            ]
+        )
+
+    @contextmanager
+    def _forward_context(self) -> Iterator[None]:
+        """What the worker sets around a pipeline call."""
+        from vllm_omni.diffusion.forward_context import set_forward_context
+
+        context = set_forward_context(vllm_config=self._worker.vllm_config, omni_diffusion_config=self._worker.od_config)
+        with torch.inference_mode(), context:
+            yield
+

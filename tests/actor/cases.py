@@ -1,0 +1,141 @@
+"""Training points without a rollout, and the gradients that an actor or plain autograd gives for them."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.actor.update import recompute_old_log_probs, update
+from omnirl_hpc.algorithms import FlowGRPO
+from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.sampling import transition
+from omnirl_hpc.sampling.noise import standard_normal
+from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+from tests.helpers import ALONE, CPU, fill_adapter
+
+SAMPLES = 4
+TEXT_WIDTH = 32
+LENGTH = 8  # of padded text: short, so that attention is cheap
+
+
+def make_trajectories(config: Config) -> Trajectories:
+    """SAMPLES samples with a window of 2, as the transition draws them for a model that predicts random velocities."""
+    family = QwenImage(config.model)
+    schedule, shape = family.make_schedule(config.sampling.num_inference_steps), family.latent_shape()
+    dtype = getattr(torch, config.rollout.dtype)
+
+    def text(name: str, tokens: Sequence[int]) -> TextEmbeds:
+        mask = torch.arange(LENGTH)[None] < torch.tensor(tokens)[:, None]
+        values = standard_normal((SAMPLES, LENGTH, TEXT_WIDTH), 0, name) * mask[..., None]
+        return TextEmbeds(values.to(dtype), mask, batch_size=[SAMPLES])
+
+    def draw(name: str) -> Tensor:
+        return standard_normal((SAMPLES, *shape), 0, name)
+
+    latents, settings = [draw("initial")], config.sampling
+    for i in range(2):
+        step = transition(
+            settings.transition,
+            draw(f"velocity {i}"),
+            latents[-1],
+            schedule.sigmas[i],
+            schedule.sigmas[i + 1],
+            noise_level=settings.noise_level,
+            sigma_max=schedule.sigma_max,
+            noise=draw(f"noise {i}"),
+        )
+        latents.append(step.next_sample)
+
+    rows = torch.arange(SAMPLES)
+    return Trajectories(
+        latents=torch.stack(latents, dim=1),
+        log_probs=torch.zeros(SAMPLES, 2),
+        sigmas=schedule.sigmas[:3].expand(SAMPLES, 3),
+        timesteps=schedule.timesteps[:2].expand(SAMPLES, 2),
+        sigma_max=torch.full((SAMPLES,), schedule.sigma_max),
+        text=text("positive", [7, 3, 5, 6]),
+        negative=text("negative", [1, 1, 2, 1]) if config.sampling.true_cfg_scale > 1 else None,
+        images=torch.zeros(SAMPLES, 3, 1, 1, dtype=torch.uint8),
+        group=rows // 2,
+        sample=rows % 2,
+        version=rows * 0,
+        batch_size=[SAMPLES],
+    )
+
+
+def make_points(
+    config: Config, rows: Sequence[int], micro_batch: int, weights: Sequence[float] | None = None
+) -> list[TrainingPoint]:
+    """The points of some of the samples. All four together are one update."""
+    batch, algorithm = make_trajectories(config), FlowGRPO(config)
+    advantages = torch.tensor([1.0, -0.5, 0.25, -2.0])
+    weights = torch.full((SAMPLES,), 1 / SAMPLES) if weights is None else torch.tensor(weights)
+    return [
+        point
+        for part in torch.tensor(rows).split(micro_batch)
+        for point in algorithm.training_points(batch[part], advantages[part], weights[part])
+    ]
+
+
+def make_actor(config: Config, layout: Layout = ALONE) -> FSDPActor:
+    """An actor whose adapter is not idle."""
+    actor = FSDPActor(config, QwenImage(config.model), layout, CPU)
+    fill_adapter(actor._transformer, seed=1)
+    return actor
+
+
+def gradients(actor: FSDPActor, config: Config, points: list[TrainingPoint]) -> dict[str, Tensor]:
+    """Full gradients of one update, which is not applied. The old policy is the current one: ratios are 1."""
+    algorithm, metrics, taken = FlowGRPO(config), Accumulator(CPU), {}
+
+    def take() -> tuple[float, float]:
+        for name, parameter in lora_parameters(actor._transformer).items():
+            if parameter.grad is not None:
+                taken[name] = parameter.grad.full_tensor().clone()
+                parameter.grad = None
+        return 0.0, 0.0
+
+    actor.apply_gradients = take
+    try:
+        recompute_old_log_probs(actor, algorithm, points, metrics)
+        update(actor, algorithm, points, metrics, first=False)
+    finally:
+        del actor.apply_gradients
+    return taken
+
+
+def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Tensor]:
+    """The same by plain autograd on a transformer that no FSDP has touched: what is expected."""
+    family, algorithm = QwenImage(config.model), FlowGRPO(config)
+    transformer = family.load_transformer(getattr(torch, config.actor.dtype))
+    bare = family.load_transformer(getattr(torch, config.actor.dtype))
+    add_lora(transformer, config.actor.lora, family.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+    fill_adapter(transformer, seed=1)
+    for point in points:
+
+        def velocity(model, point=point):
+            scale = config.sampling.true_cfg_scale
+            return family.velocity(model, point.latents, point.timesteps, point.text, point.negative, scale, batched=False)
+
+        velocities = {CURRENT: velocity(transformer)}
+        if REFERENCE in algorithm.adapters:
+            velocities[REFERENCE] = velocity(bare).detach()
+        point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
+        algorithm.loss(point, velocities).loss.backward()
+    return {name: p.grad for name, p in lora_parameters(transformer).items() if p.grad is not None}
+
+
+def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The largest difference of two sets of gradients, relative to the largest gradient."""
+    assert first.keys() == second.keys() and first
+    largest = max(float(g.abs().max()) for g in first.values())
+    assert largest > 0
+    return max(float((first[name] - second[name]).abs().max()) for name in first) / largest

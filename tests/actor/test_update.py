@@ -1,0 +1,112 @@
+"""The loops over training points, on a policy that is one number: expected values by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from omnirl_hpc.actor.update import FIRST_UPDATE_GAP, recompute_old_log_probs, update
+from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
+from omnirl_hpc.errors import NonFiniteError
+from omnirl_hpc.metrics.accumulator import Accumulator
+from tests.helpers import CPU, one_rank_group
+
+
+class OneNumber:
+    """An actor that predicts latents x theta, or 0 as the reference."""
+
+    def __init__(self, theta: float) -> None:
+        self.theta = torch.tensor(theta, requires_grad=True)
+        self.calls, self.gradients = [], []
+
+    def velocity(self, point, adapter):
+        self.calls.append((adapter, torch.is_grad_enabled()))
+        return point.latents * (self.theta if adapter == CURRENT else 0.0)
+
+    def apply_gradients(self):
+        self.gradients.append(float(self.theta.grad))
+        self.theta.grad = None
+        return abs(self.gradients[-1]), 0.5
+
+
+class SumOfVelocity:
+    """log p = the velocity's sum; loss = - sum of weights x advantages x (log p - log p of the reference)."""
+
+    def __init__(self, *adapters: str) -> None:
+        self.adapters = adapters
+
+    def log_prob(self, point, velocity):
+        return velocity.flatten(1).sum(dim=1)
+
+    def loss(self, point, velocities):
+        value = self.log_prob(point, velocities[CURRENT])
+        if REFERENCE in velocities:
+            value = value - self.log_prob(point, velocities[REFERENCE])
+        return LossOutput(
+            -weighted_sum(point.advantages * value, point.weights), {"value": value.detach()}, {"largest": value.detach().max()}
+        )
+
+
+def point(latents: list[float], advantages: list[float], weights: list[float], recorded: list[float]) -> TrainingPoint:
+    values = torch.tensor(latents).reshape(-1, 1, 1)
+    count = len(latents)
+    extras = {"rollout_log_prob": torch.tensor(recorded), "old_log_prob": torch.zeros(count)}
+    return TrainingPoint(values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras)
+
+
+@pytest.fixture
+def points():
+    return [
+        point([1.0, 2.0], [1.0, -1.0], [0.25, 0.25], recorded=[3.0, 6.0]),
+        point([4.0, 5.0], [2.0, 1.0], [0.5, 0.0], recorded=[12.5, 15.0]),
+    ]
+
+
+@pytest.fixture
+def metrics():
+    with one_rank_group():
+        yield Accumulator(CPU)
+
+
+def test_one_step_on_the_sum_of_all_points(points, metrics):
+    actor = OneNumber(3.0)
+    update(actor, SumOfVelocity(CURRENT), points, metrics, first=False)
+    # d/dtheta of -(.25 * 1 * 1 - .25 * 1 * 2 + .5 * 2 * 4): 5.0 has no weight
+    assert actor.gradients == [-(0.25 - 0.5 + 4.0)]
+    reported = metrics.reduce()
+    assert reported.pop("loss") == pytest.approx(3.0 * -3.75)
+    assert reported.pop("value") == pytest.approx(3.0 * (0.25 * 1 + 0.25 * 2 + 0.5 * 4))  # the weights sum to 1
+    assert reported == {"grad_norm": 3.75, "lr": 0.5, "largest": 15.0}  # no gap was measured
+
+
+def test_only_the_policy_has_gradients(points, metrics):
+    actor = OneNumber(3.0)
+    update(actor, SumOfVelocity(CURRENT, REFERENCE), points, metrics, first=False)
+    assert actor.calls == [(CURRENT, True), (REFERENCE, False)] * 2
+    assert actor.gradients == [-3.75]
+
+
+def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
+    update(OneNumber(3.0), SumOfVelocity(CURRENT), points, metrics, first=True)
+    assert metrics.reduce()[FIRST_UPDATE_GAP] == 0.5  # 3 x 4 against 12.5; the others are exact
+
+
+def test_recomputed_log_probs_are_the_actors(points, metrics):
+    actor = OneNumber(3.0)
+    recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics)
+    assert [p.extras["old_log_prob"].tolist() for p in points] == [[3.0, 6.0], [12.0, 15.0]]
+    assert [p.extras["rollout_log_prob"].tolist() for p in points] == [[3.0, 6.0], [12.5, 15.0]]
+    assert not any(p.extras["old_log_prob"].requires_grad for p in points)
+    assert actor.calls == [(CURRENT, False)] * 2
+    assert metrics.reduce() == {FIRST_UPDATE_GAP: 0.5}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_that_is_not_finite_stops_the_run(points, metrics, value):
+    points[1].advantages[0] = value
+    actor = OneNumber(3.0)
+    with pytest.raises(NonFiniteError, match="the loss is -?(nan|inf)"):
+        update(actor, SumOfVelocity(CURRENT), points, metrics, first=True)
+    assert actor.gradients == []
