@@ -193,7 +193,9 @@ class Checkpointer:
         asked = self._config.resume_step
         if asked is not None:
             if fault := find_fault(self._path(asked)):
-                raise CheckpointError(f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}")
+                raise CheckpointError(
+                    f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}"
+                )
             return self._path(asked)
         for step in reversed(self._steps()):
             fault = find_fault(self._path(step))
@@ -206,7 +208,10 @@ class Checkpointer:
         return [step for step in self._steps() if find_fault(self._path(step)) is None]
 
     def load(self, path: Path, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Read a checkpoint: fills `optimizer` in place, returns the adapter. Later ones are put aside: this run goes another way."""
+        """Read a checkpoint: fills `optimizer` in place, returns the adapter.
+
+        Later ones are put aside, and never deleted: this run goes another way.
+        """
         dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
         lora = load_adapter(path / "adapter")
         dist.barrier(self._agreement)
@@ -249,12 +254,17 @@ def find_fault(path: Path) -> str | None:
 def save_adapter(folder: Path, lora: dict[str, Tensor], peft_config: dict[str, Any]) -> None:
     """A PEFT adapter folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors"
+    )
     _write_text(folder / "adapter_config.json", json.dumps(peft_config, indent=1))
 
 
 def load_adapter(folder: Path) -> dict[str, Tensor]:
-    """The LoRA of a PEFT adapter folder, under this package's names. Raises CheckpointError for a file that is not safetensors."""
+    """The LoRA of a PEFT adapter folder, under this package's names.
+
+    Raises CheckpointError for a file that is not safetensors.
+    """
     try:
         tensors = load_file(folder / "adapter_model.safetensors")
     except SafetensorError as error:

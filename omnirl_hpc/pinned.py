@@ -73,7 +73,10 @@ class PinnedTensors:
         self.offloaded = False
 
     def keep(self) -> None:
-        """Copy what can change to the host, for `restore`; everything stays where it is. What is offloaded has its copy already."""
+        """Copy what can change to the host, for `restore`; everything stays where it is.
+
+        What is offloaded has its copy already.
+        """
         if not self.offloaded:
             _to_host(self._changing())
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-import subprocess
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
 from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.models.lora import peft_config
-from tests.helpers import ALONE, CPU, make_config, one_rank_group
+from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
 NAMES = ("block.to_q.lora_A.weight", "block.to_q.lora_B.weight")
 
@@ -36,7 +37,9 @@ def content(step: int, size: int = 5) -> CheckpointContent:
     generator = torch.Generator().manual_seed(step)
     lora = {name: torch.randn(3, size, generator=generator) for name in NAMES}
     lora[NAMES[0]][0, :2] = torch.tensor([-0.0, 1e-45])
-    optimizer = {f"{name}.exp_avg": torch.randn(3, size, generator=generator) for name in NAMES} | {"step": torch.tensor(float(step))}
+    optimizer = {f"{name}.exp_avg": torch.randn(3, size, generator=generator) for name in NAMES} | {
+        "step": torch.tensor(float(step))
+    }
     return CheckpointContent(step, lora, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
 
 
@@ -131,7 +134,10 @@ def test_a_torn_checkpoint_is_passed_over_and_said_so(saved, caplog, tear):
         assert re.search(rf"step_00000{step} is not whole \({fault}.*\): going back to the one before", line)
     assert_loads(checkpointer, folder / "step_000001", 1)
     assert (folder / "latest").read_text() == "step_000001"
-    assert sorted(p.name.rpartition("_")[0] for p in folder.glob("abandoned_*")) == ["abandoned_step_000002", "abandoned_step_000003"]
+    assert sorted(p.name.rpartition("_")[0] for p in folder.glob("abandoned_*")) == [
+        "abandoned_step_000002",
+        "abandoned_step_000003",
+    ]
 
 
 def test_a_save_that_was_killed_leaves_nothing_that_is_found(saved):
@@ -216,37 +222,47 @@ def test_a_background_save_is_completed_by_a_later_poll(tmp_path):
     assert checkpointer.find() == tmp_path / "c" / "step_000001"
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("too_large", ["adapter", "optimizer"])
 def test_a_full_disk_is_named_and_costs_nothing_that_was_there(small_disk, asynchronous, too_large):
-    checkpointer = make(small_disk / "c", asynchronous=asynchronous)
+    disk = small_disk(kib=1024)
+    checkpointer = make(disk / "c", asynchronous=asynchronous)
     checkpointer.save(content(1))
     checkpointer.wait()
     large = content(2, size=200_000)
     small = content(2)
     lora, optimizer = (large.lora, small.optimizer) if too_large == "adapter" else (small.lora, large.optimizer)
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(CheckpointContent(2, lora, optimizer, small.state, small.peft_config))
+        checkpointer.save(replace(small, lora=lora, optimizer=optimizer))
         checkpointer.wait()
     message = str(error.value)
-    assert message.startswith(f"could not write checkpoint 2 in {small_disk / 'c'}: rank 0: ")
+    assert message.startswith(f"could not write checkpoint 2 in {disk / 'c'}: rank 0: ")
     assert "No space left on device" in message and "\n" not in message
     assert message.endswith("earlier checkpoints are untouched")
-    assert sorted(p.name for p in (small_disk / "c").iterdir()) == ["latest", "step_000001"]
-    assert_loads(checkpointer, small_disk / "c" / "step_000001", 1)
+    assert sorted(p.name for p in (disk / "c").iterdir()) == ["latest", "step_000001"]
+    assert_loads(checkpointer, disk / "c" / "step_000001", 1)
     checkpointer.save(content(3))  # where there is room again, the run could go on
     checkpointer.wait()
-    assert find_fault(small_disk / "c" / "step_000003") is None
+    assert find_fault(disk / "c" / "step_000003") is None
+
+
+def save_on_a_full_disk(folder) -> str:
+    """Only rank 0 writes the adapter, and only that does not fit."""
+    rank = dist.get_rank()
+    checkpointer = Checkpointer(folder, CheckpointConfig(), rank, timeout_seconds=60.0)
+    checkpointer.save(content(1))
+    with pytest.raises(CheckpointError) as error:
+        checkpointer.save(replace(content(2), lora=content(2, size=200_000).lora))
+    checkpointer.save(content(3))
+    return str(error.value)
+
+
+def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
+    disk = small_disk(kib=1024)
+    messages = run_ranks(2, save_on_a_full_disk, disk)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"could not write checkpoint 2 in {disk}: rank 0: ") and "No space left" in messages[0]
+    assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
 
 
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny_model, tiny_prompts, tmp_path):
@@ -262,9 +278,7 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny
 
 
 def test_an_adapter_of_another_program_is_read_under_our_names(tmp_path):
-    save_file(
-        {"base_model.model.transformer.block.to_q.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors"
-    )
+    save_file({"base_model.model.transformer.block.to_q.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     assert load_adapter(tmp_path).keys() == {"block.to_q.lora_A.weight"}
     (tmp_path / "adapter_model.safetensors").write_text("not safetensors")
     with pytest.raises(CheckpointError, match="adapter_model.safetensors cannot be read"):

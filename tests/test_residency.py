@@ -35,19 +35,18 @@ def make(mode: str) -> tuple[Residency, list[str], PhaseTimer]:
 
 def test_one_leaves_before_the_other_comes():
     residency, calls, timer = make("swap")
-    residency.to_engine()
-    assert calls == ["actor.offload"]  # the engine is there from the start
     residency.to_actor()
-    assert calls[1:] == ["engine.sleep", "actor.onload"]
+    assert calls == ["engine.sleep", "actor.onload"]
     residency.to_engine()
-    assert calls[3:] == ["actor.offload", "engine.wake"]
+    assert calls[2:] == ["actor.offload", "engine.wake"]
     assert timer.take()["time/swap"] > 0
 
 
-def test_both_begin_on_the_device_and_the_actor_may_be_first():
+def test_the_engine_has_the_device_first():
+    """It was built on a device that it had to itself."""
     residency, calls, _ = make("swap")
-    residency.to_actor()
-    assert calls == ["engine.sleep"]
+    residency.to_engine()
+    assert calls == []
 
 
 @pytest.mark.parametrize("side", ["to_engine", "to_actor"])
@@ -88,7 +87,12 @@ def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
     before = engine.encode("a cat")
     lora = {name: tensor.detach().clone() for name, tensor in lora_parameters(engine._pipeline.transformer).items()}
     engine.sleep()
-    for use in (lambda: engine.encode("a cat"), lambda: list(engine.generate([])), lambda: engine.load_lora(lora, 1), engine.sleep):
+    for use in (
+        lambda: engine.encode("a cat"),
+        lambda: list(engine.generate([])),
+        lambda: engine.load_lora(lora, 1),
+        engine.sleep,
+    ):
         with pytest.raises(RuntimeError, match="the engine is asleep: wake"):
             use()
     for module in (engine._pipeline.transformer, engine._pipeline.text_encoder, engine._pipeline.vae):

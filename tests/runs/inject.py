@@ -3,7 +3,8 @@
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), pause (until the file GO), nan (gradient).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
         save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
-`reward` instead of a fault: the reward is tests.runs.rewards.Unreliable.
+`reward` instead of a fault: the reward is tests.runs.rewards.Unreliable. `memory`: rank 0 notes its resident memory after each
+step in the file `resident` of the run directory, in bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass
@@ -24,7 +24,6 @@ class Faults:
     orders: list[tuple[str, str, int]]  # action, place, step
     run_dir: Path
     step: int = -1
-    actor: Any = field(default=None)
 
     def at(self, place: str, step: int | None = None) -> None:
         step = self.step if step is None else step
@@ -49,7 +48,11 @@ class Faults:
             raise ValueError(action)
 
 
-def patch(faults: Faults, unreliable_reward: bool) -> None:
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc import trainer
     from omnirl_hpc.checkpoint import Checkpointer
     from omnirl_hpc.trainer import Trainer
@@ -60,7 +63,11 @@ def patch(faults: Faults, unreliable_reward: bool) -> None:
 
     def counted_step(self, step):
         faults.step = step
-        return train_step(self, step)
+        metrics = train_step(self, step)
+        if "memory" in options and self.layout.rank == 0:
+            with (faults.run_dir / "resident").open("a") as file:
+                file.write(f"{resident_bytes()}\n")
+        return metrics
 
     def faulty_submit(self, batch, groups):
         result = submit(self, batch, groups)
@@ -86,7 +93,7 @@ def patch(faults: Faults, unreliable_reward: bool) -> None:
 
     Trainer.train_step, Trainer.submit_for_reward, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients, trainer.deliver_lora = faulty_accumulate, faulty_apply, faulty_deliver
-    if unreliable_reward:
+    if "reward" in options:
         trainer.REWARDS["jpeg_compressibility"] = Unreliable
 
 
@@ -97,13 +104,13 @@ def main() -> None:
     end = sys.argv.index("--")
     orders, arguments = sys.argv[1:end], sys.argv[end + 1 :]
     rank = os.environ.get("RANK", "0")
-    wanted = [order.split(":") for order in orders if order != "reward"]
+    wanted = [order.split(":") for order in orders if ":" in order]
     mine = [(action, place, int(step)) for action, place, step, who in wanted if who in (rank, "all")]
     run_dir = next(Path(a.removeprefix("run_dir=")) for a in arguments if a.startswith("run_dir="))
     train = command.train
 
     def faulty_train(*given):  # torch is imported only here: everything before runs as it always does
-        patch(Faults(mine, run_dir), "reward" in orders)
+        patch(Faults(mine, run_dir), orders)
         train(*given)
 
     command.train = faulty_train

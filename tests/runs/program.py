@@ -35,7 +35,7 @@ SMALL = (
     "sampling.window.size=1",
     "sampling.window.last=2",
     "rollout.micro_batch_size=4",
-    "actor.micro_batch_size=2",
+    "actor.micro_batch_size=1",  # two on each rank in an update: sums of gradients have an order
     "actor.lora.rank=4",
     "actor.optimizer.warmup_updates=8",  # a schedule that a wrong resume would lose
     "logging.samples_every=2",
@@ -100,7 +100,9 @@ class Program:
         self._count = 0
 
     @contextlib.contextmanager
-    def start(self, run_dir: Path, *overrides: str, ranks: int = 2, faults: tuple[str, ...] = (), **environ: str) -> Iterator[Job]:
+    def start(
+        self, run_dir: Path, *overrides: str, ranks: int = 2, faults: tuple[str, ...] = (), **environ: str
+    ) -> Iterator[Job]:
         arguments = ["train", *self._needed, f"run_dir={run_dir}", *overrides]
         program = ["-m", "tests.runs.inject", *faults, "--"] if faults else ["-m", "omnirl_hpc"]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +25,9 @@ def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_pa
     for line, given in zip(metrics, scores):
         valid = [score for score in given if score is not None]
         assert line["reward/mean"] == pytest.approx(sum(valid) / len(valid))
-    assert "reward jpeg_compressibility failed: OSError: the scorer is out of paper" in (tmp_path / "run/log/rank_0.log").read_text()
+    assert (
+        "reward jpeg_compressibility failed: OSError: the scorer is out of paper" in (tmp_path / "run/log/rank_0.log").read_text()
+    )
 
 
 def test_too_many_failures_stop_the_run_and_name_the_reward(program, tmp_path):
@@ -58,18 +61,25 @@ def test_a_row_that_cannot_be_used_is_named_when_it_is_met(program, tmp_path):
     assert "Traceback" not in ended.output
 
 
+def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
+    ended = program.run(small_disk(kib=256) / "run", "steps=2")
+    assert ended.code == 1
+    said = [line for line in ended.output.splitlines() if line.startswith("omnirl-hpc train: rank ")]
+    assert said
+    for line in said:
+        assert "phase checkpoint: could not write checkpoint 0 in " in line and "No space left on device" in line
+    assert "step    1/2" not in ended.output
+
+
 def test_host_memory_does_not_grow(program, tmp_path):
-    """50 steps with a checkpoint after each tenth. The peak over the last 25 steps; a leak of one step's images, trajectories and
-    hashes would be small, that of an adapter with its optimizer state (100 kB here) or of a host copy of the weights is not."""
-    program.finish(
-        tmp_path / "run",
-        "steps=50",
-        "data.prompts_per_step=2",
-        "actor.micro_batch_size=2",
-        "sampling.true_cfg_scale=1",
-        "determinism=strict",
-        ranks=1,
-    )
-    peaks = [line["memory/host_peak"] * 1024 for line in lines(tmp_path / "run/metrics.jsonl")]  # MiB
-    assert len(peaks) == 50
-    assert peaks[-1] - peaks[25] <= 25 * 0.5  # half a MiB a step
+    """50 steps, a checkpoint after every fifth, hashes. The slope of resident memory over the last 30 steps, by least squares.
+
+    The bound is generous: allocators and caches settle slowly. The images, trajectories and embeddings of one step are 0.2 MiB, a
+    host copy of the weights 2 MiB.
+    """
+    smaller = ("data.prompts_per_step=2", "sampling.true_cfg_scale=1", "checkpoint.every=5", "determinism=strict")
+    program.finish(tmp_path / "run", "steps=50", *smaller, ranks=1, faults=("memory",))
+    resident = np.loadtxt(tmp_path / "run/resident") / 2**20
+    assert len(resident) == 50
+    slope, _ = np.polyfit(np.arange(30), resident[20:], 1)
+    assert slope < 0.2, resident  # MiB a step

@@ -87,7 +87,9 @@ def test_a_rank_dies_in_each_phase(program, reference, tmp_path):
     """The job ends by itself, and goes on from its last checkpoint."""
     run_dir = tmp_path / "deaths"
     for fault in ("die:rollout:1:1", "die:actor:2:0", "die:sync:3:1"):
-        with program.start(run_dir, *STRICT, "checkpoint.every=1", faults=(f"pause:rollout:{fault.split(':')[2]}:0", fault)) as job:
+        with program.start(
+            run_dir, *STRICT, "checkpoint.every=1", faults=(f"pause:rollout:{fault.split(':')[2]}:0", fault)
+        ) as job:
             job.wait_for(run_dir / "PAUSED")
             (run_dir / "GO").touch()
             ended = job.wait(DEAD_RANK_SECONDS)
