@@ -11,7 +11,7 @@ from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import LoraReceipt
-from omnirl_hpc.sync import sync_lora
+from omnirl_hpc.sync import collect_lora, deliver_lora
 from tests.helpers import ALONE, CPU, fill_adapter, make_config
 
 SOME = "transformer_blocks.1.attn.to_q.lora_A.weight"
@@ -52,7 +52,7 @@ def engine(config):
 
 
 def sync(config, engine, version=1):
-    return sync_lora(Trained(config), engine, getattr(torch, config.rollout.dtype), version)
+    return deliver_lora(engine, collect_lora(Trained(config), getattr(torch, config.rollout.dtype)), version)
 
 
 def test_what_arrives_is_what_was_sent(config, engine):
@@ -65,6 +65,16 @@ def test_what_arrives_is_what_was_sent(config, engine):
     dtype = getattr(torch, config.rollout.dtype)
     assert all(slots[name].dtype == dtype and torch.equal(slots[name], sent[name].to(dtype)) for name in sent)
     assert sync(config, engine, version=8).checksum == receipt.checksum
+
+
+def test_what_was_collected_outlives_the_actors_memory(config):
+    """An actor may be offloaded before the engine takes the adapter."""
+    dtype = getattr(torch, config.rollout.dtype)
+    actor, kept = Trained(config), Trained(config).lora_state()
+    collected = collect_lora(actor, dtype)
+    for tensor in actor.lora_state().values():
+        tensor.fill_(torch.nan)
+    assert all(torch.equal(collected[name], kept[name].to(dtype)) for name in kept)
 
 
 def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_prompts, tmp_path):
@@ -91,7 +101,7 @@ def test_an_engine_with_a_module_more_stops_the_run(config, engine):
     with pytest.raises(
         SyncError, match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"
     ):
-        sync_lora(actor, engine, getattr(torch, config.rollout.dtype), 1)
+        deliver_lora(engine, collect_lora(actor, getattr(torch, config.rollout.dtype)), version=1)
 
 
 def one_bit(state):

@@ -14,15 +14,15 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc import trainer as trainer_module
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.errors import RewardError
+from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.trainer import Trainer
-from tests.helpers import CPU, make_config, one_rank_group, run_ranks
+from tests.helpers import CPU, load_small, one_rank_group, run_ranks
 
 GAP = "ratio/first_update_max_abs_log"
 PHASES = "encode rollout decode reward reward_exposed swap old_log_prob actor sync checkpoint step"
@@ -74,28 +74,30 @@ class ObservedTrainer(Trainer):
         return updates
 
 
-def train(config: Config) -> Run:
+def train(loaded: LoadedConfig) -> Run:
     """A run in the process group that there is."""
+    config = loaded.config
     layout = make_layout(config, dist.get_rank(), dist.get_world_size())
     directory = RunDirectory(config.run_dir)
     directory.create()
-    trainer = ObservedTrainer(config, layout, CPU, directory, PhaseTimer(CPU))
+    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir))
     try:
-        trainer.train()
+        assert trainer.train() == StopReason.NONE
+        trainer.residency.to_actor()
         trainer.seen.adapter = {name: tensor.clone() for name, tensor in trainer.actor.lora_state().items()}
         return trainer.seen
     finally:
-        trainer.rewards.close()
+        trainer.close()
 
 
 @pytest.fixture(scope="module")
 def configured(tiny_model, tiny_prompts, tmp_path_factory):
     """Learning rate of the demo recipe: steps are large, so that what should be 0 does not only look like it."""
-    return lambda *overrides: make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "steps=2", *overrides)
+    return lambda *overrides: load_small(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "steps=2", *overrides)
 
 
 @pytest.fixture(scope="module")
-def config(configured) -> Config:
+def config(configured) -> LoadedConfig:
     return configured()
 
 
@@ -106,14 +108,14 @@ def run(config) -> Run:
 
 
 def test_every_metric_is_reported(config, run):
-    written = [json.loads(line) for line in (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()]
+    written = [json.loads(line) for line in (Path(config.config.run_dir) / "metrics.jsonl").read_text().splitlines()]
     assert written == run.metrics
     assert [m["step"] for m in run.metrics] == [0, 1]
     for m in run.metrics:
         assert METRICS - m.keys() == set()
         assert all(math.isfinite(value) for value in m.values())
         assert m["sync/bound_modules"] == 24
-        assert m["sync/version"] == m["step"] + 2  # version 1 was synced before the first step
+        assert m["sync/version"] == m["step"] + 1  # the number of finished steps
         assert m["reward/failed"] == 0
         assert m["reward/std"] > 0
         assert m["grad_norm"] > 0
@@ -129,7 +131,7 @@ def test_engine_and_actor_agree_before_the_first_update(run):
 
 def test_samples_are_saved(config, run):
     """The first and the last step's, with prompts and scores."""
-    folder = Path(config.run_dir) / "samples"
+    folder = Path(config.config.run_dir) / "samples"
     index = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in index] == [0] * 8 + [1] * 8
     assert all(entry["prompt"] and math.isfinite(entry["reward"]) for entry in index)
@@ -158,6 +160,7 @@ def test_same_seed_gives_the_same_run(configured, run):
 VARIANTS = {
     "trusted": ["algorithm.old_log_prob=rollout"],
     "own windows": ["sampling.window.per=sample", "algorithm.old_log_prob=rollout", "steps=1"],
+    "resident": ["residency=resident"],
     "kl": ["algorithm.kl_coef=1.0", "actor.activation_checkpointing=true"],
     "no guidance": ["sampling.true_cfg_scale=1.0"],
     "cps": ["sampling.transition=cps", "steps=1"],
@@ -186,6 +189,12 @@ def test_trusted_and_recomputed_log_probs_give_the_same_run(variants, run):
     assert variants["trusted"].metrics[0]["time/old_log_prob"] == 0 < run.metrics[0]["time/old_log_prob"]
 
 
+def test_residency_changes_nothing(variants, run, config):
+    assert config.config.residency == "swap"
+    assert variants["resident"].values == run.values
+    assert all(torch.equal(variants["resident"].adapter[name], run.adapter[name]) for name in run.adapter)
+
+
 def test_variants_differ(variants, run):
     assert variants["kl"].metrics[1]["kl_reference"] > 0
     assert torch.equal(variants["kl"].images[0, 0, 0], run.images[0, 0, 0])
@@ -200,8 +209,8 @@ class PartlyFailing:
     fails: set[int]  # places among this rank's samples
     rank: int | None = None  # of whom they fail; None: everybody
 
-    def __init__(self, config):
-        self._reward, self._scores = REWARDS[config.name](), []
+    def __init__(self, config, reward):
+        self._reward, self._scores = reward(), []
 
     def submit(self, batch):
         self._scores += self._reward.score(batch)
@@ -258,7 +267,7 @@ def test_too_many_failures_stop_the_run(configured, failing):
     )
 
 
-def on_two_ranks(configs: dict[str, Config], too_many: Config) -> tuple[dict[str, Run], str]:
+def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tuple[dict[str, Run], str]:
     runs = {name: train(config) for name, config in configs.items()}
     trainer_module.RewardRunner = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
     try:
@@ -282,8 +291,10 @@ def test_two_ranks_are_one(configured, config, run):
     images = runs[0]["recomputed"].images | runs[1]["recomputed"].images
     assert images.keys() == run.images.keys()
     assert all(torch.equal(images[place], run.images[place]) for place in images if place[0] == 0)
-    saved = Path(configs["recomputed"].run_dir) / "samples"
-    assert (saved / "step_000000_00.png").read_bytes() == (Path(config.run_dir) / "samples" / "step_000000_00.png").read_bytes()
+    saved = Path(configs["recomputed"].config.run_dir) / "samples"
+    assert (saved / "step_000000_00.png").read_bytes() == (
+        Path(config.config.run_dir) / "samples" / "step_000000_00.png"
+    ).read_bytes()
 
     # One step in: the same rewards exactly, and the same learning but for the order of summation.
     together, alone = runs[0]["recomputed"].values[0], run.values[0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import recompute_old_log_probs, update
+from omnirl_hpc.actor.update import accumulate_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
@@ -19,7 +19,7 @@ from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
-from tests.helpers import ALONE, CPU, fill_adapter
+from tests.helpers import ALONE, CPU, fill_adapter, go_on
 
 SAMPLES = 4
 TEXT_WIDTH = 32
@@ -66,6 +66,7 @@ def make_trajectories(config: Config) -> Trajectories:
         images=torch.zeros(SAMPLES, 3, 1, 1, dtype=torch.uint8),
         group=rows // 2,
         sample=rows % 2,
+        noise_hash=rows,
         version=rows * 0,
         batch_size=[SAMPLES],
     )
@@ -94,22 +95,13 @@ def make_actor(config: Config, layout: Layout = ALONE) -> FSDPActor:
 
 def gradients(actor: FSDPActor, config: Config, points: list[TrainingPoint]) -> dict[str, Tensor]:
     """Full gradients of one update, which is not applied. The old policy is the current one: ratios are 1."""
-    algorithm, metrics, taken = FlowGRPO(config), Accumulator(CPU), {}
-
-    def take() -> tuple[float, float]:
-        for name, parameter in lora_parameters(actor._transformer).items():
-            if parameter.grad is not None:
-                taken[name] = parameter.grad.full_tensor().clone()
-                parameter.grad = None
-        return 0.0, 0.0
-
-    actor.apply_gradients = take
-    try:
-        recompute_old_log_probs(actor, algorithm, points, metrics)
-        update(actor, algorithm, points, metrics, first=False)
-    finally:
-        del actor.apply_gradients
-    return taken
+    algorithm, metrics = FlowGRPO(config), Accumulator(CPU)
+    recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
+    accumulate_gradients(actor, algorithm, points, metrics, go_on, first=False)
+    made = {name: gradient.clone() for name, gradient in actor.lora_gradients().items()}
+    for parameter in actor._parameters.values():
+        parameter.grad = None
+    return made
 
 
 def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Tensor]:

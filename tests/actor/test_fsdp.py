@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import recompute_old_log_probs, update
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
@@ -19,7 +19,7 @@ from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
-from tests.helpers import make_config, one_rank_group, run_ranks
+from tests.helpers import go_on, make_config, one_rank_group, run_ranks
 
 ALL = range(SAMPLES)
 
@@ -104,7 +104,7 @@ def test_reference_is_the_base_model(configured):
     assert torch.equal(before, after)
     assert float((before - reference).detach().abs().max()) > 1e-3
     after.sum().backward()
-    assert sum(p.grad is not None for p in actor._parameters) > 40
+    assert sum(p.grad is not None for p in actor._parameters.values()) > 40
 
     with pytest.raises(ValueError, match="unknown adapter set 'teacher'"):
         actor.velocity(point, "teacher")
@@ -118,8 +118,9 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
-    recompute_old_log_probs(actor, algorithm, points, metrics)
-    update(actor, algorithm, points, metrics, first=True)
+    recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
+    accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
+    apply_gradients(actor, metrics)
     reported = metrics.reduce()
     assert reported["ratio/max_abs_log"] == 0  # the same policy, the same kernels
     assert reported["ratio/mean"] == pytest.approx(1)
@@ -146,9 +147,9 @@ def test_gradients_that_are_not_finite_stop_the_run(configured):
     before = actor.lora_state()
     before = {name: tensor.clone() for name, tensor in before.items()}
     for value in (math.nan, math.inf):
-        for parameter in actor._parameters:
+        for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
-        actor._parameters[3].grad.to_local()[0, 0] = value
+        list(actor._parameters.values())[3].grad.to_local()[0, 0] = value
         with pytest.raises(NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"):
             actor.apply_gradients()
     assert all(torch.equal(tensor, before[name]) for name, tensor in actor.lora_state().items())
@@ -159,14 +160,14 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
     config = configured("actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2")
     actor = make_actor(config)
     before = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
-    count = sum(p.numel() for p in actor._parameters)
+    count = sum(p.numel() for p in actor._parameters.values())
     rates = []
     for _ in range(3):
-        for parameter in actor._parameters:
+        for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         norm, lr = actor.apply_gradients()
         assert norm == pytest.approx(math.sqrt(count), rel=1e-5)
-        assert all(p.grad is None for p in actor._parameters)
+        assert all(p.grad is None for p in actor._parameters.values())
         rates.append(lr)
     assert rates == pytest.approx([0.005, 0.01, 0.01])
     # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4 a step
@@ -184,11 +185,13 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         layout = make_layout(config, rank, dist.get_world_size())
         actor = make_actor(config, layout)
         points = make_points(config, rows, micro_batch=2)
-        local = actor._parameters[0].to_local().numel() / actor._parameters[0].numel()
+        some = actor._parameters["transformer_blocks.0.attn.to_q.lora_A.weight"]
+        local = some.to_local().numel() / some.numel()
         result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
-        update(actor, algorithm, points, metrics, first=True)
+        accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
+        apply_gradients(actor, metrics)
         result |= {"metrics": metrics.reduce(), "after": actor.lora_state()}
         result["dtypes"] = {p.dtype for p in lora_parameters(actor._transformer).values()}
         results[name] = result

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from omnirl_hpc.actor.update import FIRST_UPDATE_GAP, recompute_old_log_probs, update
+from omnirl_hpc.actor.update import FIRST_UPDATE_GAP, accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.metrics.accumulator import Accumulator
-from tests.helpers import CPU, one_rank_group
+from tests.helpers import CPU, go_on, one_rank_group
 
 
 class OneNumber:
@@ -56,6 +56,11 @@ def point(latents: list[float], advantages: list[float], weights: list[float], r
     return TrainingPoint(values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras)
 
 
+def update(actor, algorithm, points, metrics, first):
+    accumulate_gradients(actor, algorithm, points, metrics, go_on, first=first)
+    apply_gradients(actor, metrics)
+
+
 @pytest.fixture
 def points():
     return [
@@ -95,7 +100,7 @@ def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
 
 def test_recomputed_log_probs_are_the_actors(points, metrics):
     actor = OneNumber(3.0)
-    recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics)
+    recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics, go_on)
     assert [p.extras["old_log_prob"].tolist() for p in points] == [[3.0, 6.0], [12.0, 15.0]]
     assert [p.extras["rollout_log_prob"].tolist() for p in points] == [[3.0, 6.0], [12.5, 15.0]]
     assert not any(p.extras["old_log_prob"].requires_grad for p in points)
@@ -110,3 +115,22 @@ def test_loss_that_is_not_finite_stops_the_run(points, metrics, value):
     with pytest.raises(NonFiniteError, match="the loss is -?(nan|inf)"):
         update(actor, SumOfVelocity(CURRENT), points, metrics, first=True)
     assert actor.gradients == []
+
+
+def test_a_stop_is_asked_for_before_every_point(points, metrics):
+    """And leaves through the loop: what it raises is not caught."""
+    asked = []
+
+    def stop_at_the_second():
+        asked.append(None)
+        if len(asked) == 2:
+            raise InterruptedError
+
+    actor = OneNumber(3.0)
+    with pytest.raises(InterruptedError):
+        accumulate_gradients(actor, SumOfVelocity(CURRENT), points, metrics, stop_at_the_second, first=True)
+    assert len(actor.calls) == 1
+    asked.clear()
+    with pytest.raises(InterruptedError):
+        recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics, stop_at_the_second)
+    assert len(actor.calls) == 2

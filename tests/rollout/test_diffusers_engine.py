@@ -19,7 +19,7 @@ from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.windows import Window
-from omnirl_hpc.sync import sync_lora
+from omnirl_hpc.sync import collect_lora, deliver_lora
 from tests.helpers import ALONE, CPU, fill_adapter, make_config, one_rank_group
 
 MICRO_BATCH = 8
@@ -162,13 +162,13 @@ def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
     config = rollout.config
     with one_rank_group():
         actor = FSDPActor(config, rollout.family, ALONE, CPU)
-        receipts = [sync_lora(actor, rollout.engine, torch.float32, version=1)]
+        receipts = [deliver_lora(rollout.engine, collect_lora(actor, torch.float32), version=1)]
         old = rollout.generate()
         saved = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
-        for parameter in actor._parameters:
+        for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         actor.apply_gradients()
-        receipts.append(sync_lora(actor, rollout.engine, torch.float32, version=2))
+        receipts.append(deliver_lora(rollout.engine, collect_lora(actor, torch.float32), version=2))
         new = rollout.generate()
     receipts.append(rollout.engine.load_lora(saved, version=3))
     again = rollout.generate()
@@ -178,6 +178,22 @@ def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
     assert all(not torch.equal(a, b) for a, b in zip(old.images, new.images))
     assert same(old, again)
     assert [set(b.version.tolist()) for b in (old, new, again)] == [{1}, {2}, {3}]
+
+
+def test_sleep_and_wake_change_nothing(rollout, batch):
+    rollout.engine.sleep()
+    for use in (rollout.generate, lambda: rollout.engine.encode("a cat"), lambda: rollout.engine.load_lora({}, 1)):
+        with pytest.raises(RuntimeError, match="the engine is asleep"):
+            use()
+    rollout.engine.wake()
+    assert same(rollout.generate(), batch)
+
+    fill_adapter(rollout.transformer, seed=2)  # unlike the base, it is copied to the host at every sleep
+    other = rollout.generate()
+    rollout.engine.sleep()
+    rollout.engine.wake()
+    assert same(rollout.generate(), other)
+    fill_adapter(rollout.transformer, seed=1)  # as the other tests expect it
 
 
 def test_engine_has_its_own_dtype(rollout, tiny_model, tiny_prompts, tmp_path):
