@@ -74,12 +74,12 @@ def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
 def test_host_memory_does_not_grow(program, tmp_path):
     """50 steps, a checkpoint after every fifth, hashes. The slope of resident memory over the last 30 steps, by least squares.
 
-    The bound is generous: allocators and caches settle slowly. The images, trajectories and embeddings of one step are 0.2 MiB, a
-    host copy of the weights 2 MiB.
+    The bound is generous, since allocators settle slowly (0.05 to 0.15 MiB a step here, and less later). A host copy of the tiny
+    model's transformer that were kept at each swap would be 1 MiB a step.
     """
     smaller = ("data.prompts_per_step=2", "sampling.true_cfg_scale=1", "checkpoint.every=5", "determinism=strict")
     program.finish(tmp_path / "run", "steps=50", *smaller, ranks=1, faults=("memory",))
     resident = np.loadtxt(tmp_path / "run/resident") / 2**20
     assert len(resident) == 50
     slope, _ = np.polyfit(np.arange(30), resident[20:], 1)
-    assert slope < 0.2, resident  # MiB a step
+    assert slope < 0.5, resident  # MiB a step
