@@ -15,8 +15,8 @@ from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, line
 pytestmark = pytest.mark.slow
 
 # After six steps, of which two were made on one rank and not on two: |difference| / |adapter|, both as one vector. Gradients are
-# summed in another order, and AdamW divides by their size, so that the rounding of tiny ones counts too.
-OTHER_RANKS_BOUND = 1e-2
+# summed in another order, and AdamW divides by their size, so that the rounding of tiny ones counts too. Measured: 2.4e-7.
+OTHER_RANKS_BOUND = 1e-4
 
 
 def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(program, reference, tmp_path):
