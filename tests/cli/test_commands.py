@@ -189,7 +189,8 @@ def test_a_folder_in_use_or_of_another_recipe_is_silence_on_rank_1(train, tmp_pa
     holder = {"job": "slurm job 5", "host": socket.gethostname(), "pid": os.getpid()}
     (tmp_path / "run" / "lock.json").write_text(json.dumps(holder))
     micro = "actor.micro_batch_size=4"
-    assert f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}" in said(train(micro, RANK="0", **world))
+    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}"
+    assert in_use in said(train(micro, RANK="0", **world))
     silent = train(micro, RANK="1", **world)
     assert (silent.returncode, silent.stderr) == (2, "")
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
