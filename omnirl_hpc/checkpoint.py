@@ -13,6 +13,7 @@ every draw is a function of its identity (sampling/noise.py). The frozen base is
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ from omnirl_hpc.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 PEFT_PREFIX = "base_model.model."
+PROBE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ class Checkpointer:
         error = None
         try:
             action()
-        except (OSError, CheckpointException, RuntimeError) as failure:  # RuntimeError: safetensors and torch on a full disk
-            error = f"rank {self._rank}: {type(failure).__name__}: {_first_line(failure)}"
+        except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
+            error = f"rank {self._rank}: {self._cause(failure)}"
         errors: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, error, group=self._agreement)
         if failed := [e for e in errors if e]:
@@ -162,6 +164,20 @@ class Checkpointer:
                 for leftover in self._folder.glob("step_*.tmp"):
                     shutil.rmtree(leftover, ignore_errors=True)
             raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
+
+    def _cause(self, failure: BaseException) -> str:
+        """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
+        if isinstance(failure, CheckpointException):
+            failure = next(iter(failure.failures.values()))[0]
+        text = f"{type(failure).__name__}: {_first_line(failure)}"
+        probe = self._folder / f"probe_{self._rank}.tmp"
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        except OSError as refusal:
+            return text if refusal.strerror in text else f"{refusal.strerror} ({text})"
+        finally:
+            probe.unlink(missing_ok=True)
+        return text
 
     # ---------------------------------------------------------------- reading
 
@@ -177,7 +193,9 @@ class Checkpointer:
         asked = self._config.resume_step
         if asked is not None:
             if fault := find_fault(self._path(asked)):
-                raise CheckpointError(f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}")
+                raise CheckpointError(
+                    f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}"
+                )
             return self._path(asked)
         for step in reversed(self._steps()):
             fault = find_fault(self._path(step))
@@ -189,17 +207,25 @@ class Checkpointer:
     def _whole(self) -> list[int]:
         return [step for step in self._steps() if find_fault(self._path(step)) is None]
 
-    def load(self, path: Path, optimizer: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read a checkpoint: fills `optimizer` in place, returns (lora, state). Later ones are renamed away: this run goes another way."""
+    def load(self, path: Path, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Read a checkpoint: fills `optimizer` in place, returns the adapter.
+
+        Later ones are put aside, and never deleted: this run goes another way.
+        """
         dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
-        lora, state = load_adapter(path / "adapter"), read_state(path)
+        lora = load_adapter(path / "adapter")
         dist.barrier(self._agreement)
         if self._rank == 0:
+            step = read_state(path)["step"]
             for later in self._steps():
-                if later > state["step"]:
-                    self._path(later).rename(self._folder / f"abandoned_{self._path(later).name}_{os.getpid()}")
-            self._point_to(state["step"])
-        return lora, state
+                if later > step:
+                    self._put_aside(self._path(later))
+            self._point_to(step)
+        return lora
+
+    def _put_aside(self, path: Path) -> None:
+        numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
+        path.rename(next(name for name in numbered if not name.exists()))
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -228,12 +254,17 @@ def find_fault(path: Path) -> str | None:
 def save_adapter(folder: Path, lora: dict[str, Tensor], peft_config: dict[str, Any]) -> None:
     """A PEFT adapter folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors"
+    )
     _write_text(folder / "adapter_config.json", json.dumps(peft_config, indent=1))
 
 
 def load_adapter(folder: Path) -> dict[str, Tensor]:
-    """The LoRA of a PEFT adapter folder, under this package's names. Raises CheckpointError for a file that is not safetensors."""
+    """The LoRA of a PEFT adapter folder, under this package's names.
+
+    Raises CheckpointError for a file that is not safetensors.
+    """
     try:
         tensors = load_file(folder / "adapter_model.safetensors")
     except SafetensorError as error:

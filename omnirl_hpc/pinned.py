@@ -73,8 +73,12 @@ class PinnedTensors:
         self.offloaded = False
 
     def keep(self) -> None:
-        """Copy what can change to the host, for `restore`; everything stays on the device."""
-        _to_host(self._changing())
+        """Copy what can change to the host, for `restore`; everything stays where it is.
+
+        What is offloaded has its copy already.
+        """
+        if not self.offloaded:
+            _to_host(self._changing())
 
     def restore(self) -> None:
         """Undo every change since the last `keep` or `offload`."""
@@ -88,7 +92,9 @@ class PinnedTensors:
 
     def _own(self, tensor: Tensor, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
         """Give the tensor, and others on the same mapped storage, memory of its own."""
-        owned = self._owned.setdefault(mapped.data_ptr(), mapped.clone())
+        if mapped.data_ptr() not in self._owned:
+            self._owned[mapped.data_ptr()] = mapped.clone()
+        owned = self._owned[mapped.data_ptr()]
         with torch.no_grad():
             tensor.set_(owned, tensor.storage_offset(), tensor.size(), tensor.stride())
         return owned

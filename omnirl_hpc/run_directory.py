@@ -50,17 +50,15 @@ class RunDirectory:
 
     def write_start(self, config_yaml: str, choices: dict[str, str]) -> None:
         """Record what is about to run. Rank 0 only."""
-        self.config.write_text(config_yaml)
-        self.environment.write_text(json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n")
+        _replace(self.config, config_yaml)
+        _replace(self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n")
 
     def cut(self, step: int) -> None:
         """Forget what was written about step `step` and later ones, and half lines: they will be written again. Rank 0 only."""
         for path in (self.metrics, self.hashes, self.samples / "index.jsonl"):
             if path.exists():
                 kept = [line for line in path.read_text().splitlines() if _step_of(line) < step]
-                temporary = path.with_suffix(".tmp")
-                temporary.write_text("".join(line + "\n" for line in kept))
-                temporary.replace(path)
+                _replace(path, "".join(line + "\n" for line in kept))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only."""
@@ -74,6 +72,13 @@ class RunDirectory:
         logger = logging.getLogger("omnirl_hpc")
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a run killed here must still be one that can go on."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def _step_of(line: str) -> float:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
@@ -86,7 +86,8 @@ class RunState:
         self._checkpointer.wait()
 
     def _mark(self) -> None:
-        """A step boundary: `give_up` comes back to this."""
+        """A step boundary: `give_up` comes back to this. A stop may come before the actor's first turn in a step."""
+        self._actor.keep()
         self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor}
 
     def _save_with_actor_on_device(self, step: int) -> None:
@@ -120,12 +121,12 @@ class RunState:
         log.info("checkpoint %d", step)
 
     def _load(self, path: Path) -> int:
-        lora, state = self._checkpointer.load(path, self._actor.optimizer_state())
+        state = read_state(path)  # before `load`, which puts later checkpoints aside
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
             raise ConfigError(f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with")
-        self._actor.load_lora_state(lora)
+        self._actor.load_lora_state(self._checkpointer.load(path, self._actor.optimizer_state()))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]

@@ -105,7 +105,6 @@ class Trainer:
         self.hashes.rollout(step, batch, scored.rewards, advantages)
 
         self.residency.to_actor()
-        self.actor.keep()
         if self.algorithm.recomputes_old_log_prob:
             with self.timer.phase("old_log_prob"):
                 for points in updates:

@@ -42,7 +42,7 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember adapter, optimizer and schedule in host memory, at the start of a step."""
+        """Remember adapter, optimizer and schedule in host memory, between two steps; offloaded or not."""
 
     def rollback(self) -> None:
         """Undo everything since `keep`."""

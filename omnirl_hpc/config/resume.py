@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omnirl_hpc.errors import ConfigError
 
 # Where things are, how work is spread, what is written down, how long a run is. Everything else decides results.
+# An entry is a key, or a group of keys where it ends in a dot.
 MAY_CHANGE = (
     "run_dir",
     "steps",
@@ -36,12 +37,16 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())
-        if saved.get(key) != current.get(key) and not key.startswith(MAY_CHANGE)
+        if saved.get(key) != current.get(key) and not _may_change(key)
     ]
     if different:
         raise ConfigError(
             f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, or another run_dir"
         )
+
+
+def _may_change(key: str) -> bool:
+    return any(key.startswith(entry) if entry.endswith(".") else key == entry for entry in MAY_CHANGE)
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

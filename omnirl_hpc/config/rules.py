@@ -267,6 +267,17 @@ def paths_exist(config: Config, world_size: int) -> None:
     )
 
 
+def step_to_resume_is_there(config: Config, world_size: int) -> None:
+    step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
+    if step is None:
+        return
+    there = sorted(path.name for path in folder.glob("step_*[0-9]"))
+    _require(
+        f"step_{step:06d}" in there,
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: {', '.join(there) or 'none'}",
+    )
+
+
 def attention_heads_divide(config: Config, world_size: int) -> None:
     rollout = config.rollout
     ranks = rollout.tensor_parallel_size * rollout.ulysses_degree
@@ -300,5 +311,6 @@ RULES = (
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
+    step_to_resume_is_there,
     attention_heads_divide,
 )

@@ -26,7 +26,7 @@ class Prompt:
     negative_prompt: str | None = None
     target: str | None = None  # what a reward compares with, e.g. the text an image should show
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)
-    place: str = ""  # file, row group and row, for errors
+    place: str = field(default="", compare=False)  # file, row group and row, for errors
 
 
 class PromptTable:
@@ -77,7 +77,7 @@ class PromptTable:
             try:
                 self._rows[group] = self._file.read_row_group(group).to_pylist()
             except (OSError, pa.ArrowException) as error:
-                raise DataError(f"{self.path}, row group {group}: {error}") from None
+                raise DataError(f"{self.path}, row group {group}: {' '.join(str(error).split())}") from None
             if len(self._rows) > CACHED_ROW_GROUPS:
                 self._rows.popitem(last=False)
         return self._rows[group]

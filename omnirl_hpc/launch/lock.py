@@ -15,6 +15,7 @@ from omnirl_hpc.launch.identity import Identity
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def job_name(identity: Identity, environ: Mapping[str, str] | None = None) -> str:
@@ -23,7 +24,9 @@ def job_name(identity: Identity, environ: Mapping[str, str] | None = None) -> st
     if "SLURM_JOB_ID" in environ:
         return f"slurm job {environ['SLURM_JOB_ID']}"
     if identity.master_addr is not None:
-        return f"{identity.launcher} run {environ.get('TORCHELASTIC_RUN_ID', '')} {identity.master_addr}:{identity.master_port}"
+        # torchrun's defaults are the same on every machine: a loopback address means this one
+        address = socket.gethostname() if identity.master_addr in LOOPBACK else identity.master_addr
+        return f"{identity.launcher} run {environ.get('TORCHELASTIC_RUN_ID', '')} {address}:{identity.master_port}"
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 

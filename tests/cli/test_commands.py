@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,22 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
         ("reward.name=beauty", ["reward.name=beauty", "jpeg_compressibility"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
+        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
+        ("sampling.window.size=6", ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"]),
+        ("sampling.window.last=9", ["sampling.window.last=9", "sampling.num_inference_steps - 1 = 5"]),
+        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
+        ("actor.optimizer.lr=-1", ["actor.optimizer.lr=-1", "positive"]),
+        ("sampling.noise_level=0", ["sampling.noise_level=0"]),
+        ("residency=shared", ["residency=shared", "swap, resident"]),
+        ("determinism=very", ["determinism=very", "fast, strict"]),
+        ("rollout.tensor_parallel_size=2", ["rollout.tensor_parallel_size", "1 rank(s)"]),
+        ("actor.shard_size=2", ["actor.shard_size=2", "1 rank(s)"]),
+        ("init_adapter=/nowhere", ["init_adapter=/nowhere", "adapter_model.safetensors does not exist"]),
+        ("data.prompts=/nowhere.parquet", ["data.prompts=/nowhere.parquet does not exist"]),
+        ("checkpoint.every=0", ["checkpoint.every=0", "greater than 0"]),
+        ("checkpoint.resume_step=7", ["checkpoint.resume_step=7", "it has: none"]),
+        ("reward.max_failed_fraction=1", ["reward.max_failed_fraction=1", "[0, 1)"]),
+        ("data.text_lengths=[64,2048]", ["data.text_lengths=[64, 2048]", "1024"]),
         ("--help", ["key=value"]),
     ],
 )
@@ -164,6 +181,23 @@ def test_every_rank_checks_and_rank_0_speaks(train):
     assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(train(RANK="0", **world))
     silent = train(RANK="1", **world)
     assert (silent.returncode, silent.stderr) == (2, "")
+
+
+def test_a_folder_in_use_or_of_another_recipe_is_silence_on_rank_1(train, tmp_path):
+    world = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    (tmp_path / "run").mkdir()
+    holder = {"job": "slurm job 5", "host": socket.gethostname(), "pid": os.getpid()}
+    (tmp_path / "run" / "lock.json").write_text(json.dumps(holder))
+    micro = "actor.micro_batch_size=4"
+    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}"
+    assert in_use in said(train(micro, RANK="0", **world))
+    silent = train(micro, RANK="1", **world)
+    assert (silent.returncode, silent.stderr) == (2, "")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    assert "seed=0 (the run has 7)" in said(train(micro, RANK="0", **world))
+    silent = train(micro, RANK="1", **world)
+    assert (silent.returncode, silent.stderr) == (2, "")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "lock.json"]  # nothing was touched
 
 
 def test_a_launcher_that_contradicts_itself(train):

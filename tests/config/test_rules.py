@@ -23,6 +23,8 @@ POSITIVE = [
     "actor.updates_per_step",
     "actor.lora.rank",
     "actor.lora.alpha",
+    "checkpoint.every",
+    "checkpoint.keep",
     "reward.workers",
     "reward.timeout_seconds",
 ]
@@ -43,6 +45,7 @@ BREAKS = [
     ("choices_are_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
     ("choices_are_known", {"reward.name": "beauty"}, 1, ["reward.name", "jpeg_compressibility"]),
     ("choices_are_known", {"residency": "cloud"}, 1, ["residency", "resident"]),
+    ("choices_are_known", {"determinism": "very"}, 1, ["determinism", "fast, strict"]),
     ("choices_are_known", {"sampling.transition": "ode"}, 1, ["sampling.transition", "sde, cps, dance"]),
     ("choices_are_known", {"sampling.window.per": "rank"}, 1, ["sampling.window.per", "step, prompt, sample"]),
     ("choices_are_known", {"rollout.dtype": "float16"}, 1, ["rollout.dtype", "float32, bfloat16"]),
@@ -162,6 +165,9 @@ BREAKS = [
     ("reward_fraction_is_valid", {"reward.max_failed_fraction": -0.1}, 1, ["reward.max_failed_fraction"]),
     ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
+    ("paths_exist", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
+    ("step_to_resume_is_there", {"checkpoint.resume_step": 7}, 1, ["checkpoint.resume_step=7", "it has: none"]),
+    ("step_to_resume_is_there", {"checkpoint.resume_step": -1}, 1, ["checkpoint.resume_step=-1"]),
 ]
 
 

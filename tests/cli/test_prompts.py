@@ -1,0 +1,95 @@
+"""`omnirl-hpc prompts --check`: what a job would meet in some later hour is found now."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.cli.main import main
+
+
+@pytest.fixture
+def check(capsys):
+    def run(*arguments: object) -> tuple[int, list[str], str]:
+        code = 0
+        try:
+            main(["prompts", "--check", *map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err.strip()
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(**columns):
+        pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=2)
+        return tmp_path / "t.parquet"
+
+    return write
+
+
+def test_a_usable_table(check, table):
+    file = table(prompt=["a", "b", "c"])
+    assert check(file) == (0, [f"{file}: 3 prompts, all usable"], "")
+
+
+def test_every_row_that_cannot_be_used_is_named_by_row_group_and_row(check, table):
+    file = table(prompt=["a", " ", "c", None, "e"], target=[None, None, None, None, b"x"])
+    code, out, err = check(file)
+    assert code == 2
+    assert out == [
+        f"{file}, row group 0, row 1: the prompt is empty",
+        f"{file}, row group 1, row 3: the prompt is empty",
+        f"{file}, row group 2, row 4: target is bytes, not text",
+    ]
+    assert err == f"omnirl-hpc prompts: 3 of 5 rows of {file} cannot be used"
+
+
+def test_two_rows_with_one_id_would_share_their_random_draws(check, table):
+    file = table(prompt=["a", "b", "c"], id=["x", "y", "x"])
+    code, out, _ = check(file)
+    assert code == 2 and out == [f"{file}, row group 1, row 2: the id x is another row's too"]
+
+
+def test_a_prompt_that_is_too_long_is_found_with_the_model(check, table, tiny_model):
+    file = table(prompt=["short", "b" * 2000, "c"])
+    assert check(file)[0] == 0  # without a tokenizer nobody can know
+    code, out, err = check(file, "--model", tiny_model)
+    assert code == 2
+    (line,) = out
+    assert line.startswith(f"{file}, row group 0, row 1: a prompt of 2")
+    assert "is longer than Qwen-Image's 1024: 'bbbb" in line
+    assert "1 of 3 rows" in err
+
+
+def test_the_longest_prompt_is_told_for_the_choice_of_text_lengths(check, table, tiny_model):
+    file = table(prompt=["a", "bbb"])
+    short, longer = (check(table(prompt=prompts), "--model", tiny_model)[1][0] for prompts in (["a"], ["a", "bbb"]))
+    counts = [int(line.rpartition("the longest has ")[2].split()[0]) for line in (short, longer)]
+    assert counts[1] == counts[0] + 2  # the tiny model's tokens are bytes
+    assert longer.startswith(f"{file}: 2 prompts, all usable; ")
+
+
+def test_many_faults_are_counted_and_not_all_shown(check, table):
+    code, out, err = check(table(prompt=[" "] * 50))
+    assert code == 2 and len(out) == 20 and "50 of 50 rows" in err
+
+
+def test_a_damaged_row_group_is_named(check, table):
+    file = table(prompt=["abc" * 20, "def" * 20, "ghi" * 20])
+    data = bytearray(file.read_bytes())
+    data[4:24] = b"\xff" * 20
+    file.write_bytes(data)
+    code, out, err = check(file)
+    assert code == 2
+    assert all(line.startswith(f"{file}, row group 0") for line in out) and len(out) == 2
+    assert "2 of 3 rows" in err
+
+
+def test_what_is_no_table(check, tmp_path):
+    code, out, err = check(tmp_path / "nothing.parquet")
+    assert (code, out) == (2, []) and "nothing.parquet cannot be read as parquet" in err

@@ -1,0 +1,127 @@
+"""Who may ask a run to stop, and what it becomes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import omnirl_hpc
+from omnirl_hpc.launch.stop import EXIT_INTERRUPTED, StopFlag, StopReason, StopRequested
+from tests.helpers import one_rank_group
+
+NONE, REQUEUE, USER = StopReason.NONE, StopReason.REQUEUE, StopReason.USER
+SLURM = {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": "2"}
+
+
+@pytest.fixture
+def flag(tmp_path):
+    """A flag inside a Slurm job. Handlers are put back at the end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    flag = StopFlag(tmp_path, SLURM)
+    flag.install()
+    yield flag
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_nothing_is_no_reason(flag):
+    assert flag.here(look_at_files=True) == NONE
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("STOP", USER),
+        ("STOP.123.2", REQUEUE),
+        ("STOP.123.1", NONE),  # of the run before the requeue
+        ("STOP.124.2", NONE),  # another job's
+        ("REQUEUE.123.2", NONE),
+    ],
+)
+def test_files(flag, tmp_path, file, reason):
+    (tmp_path / file).touch()
+    assert flag.here(look_at_files=True) == reason
+    assert flag.here(look_at_files=False) == NONE
+
+
+def test_the_first_start_of_a_job_counts_as_restart_0(tmp_path):
+    assert StopFlag(tmp_path, {"SLURM_JOB_ID": "123"}).system_file == tmp_path / "STOP.123.0"
+    assert StopFlag(tmp_path, {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": ""}).system_file == tmp_path / "STOP.123.0"
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGUSR1, REQUEUE), (signal.SIGTERM, USER), (signal.SIGINT, USER)])
+def test_signals(flag, number, reason):
+    os.kill(os.getpid(), number)
+    assert flag.here(look_at_files=False) == reason
+    if number != signal.SIGINT:
+        os.kill(os.getpid(), number)  # in a container it can come twice
+    assert flag.here(look_at_files=True) == reason
+
+
+@pytest.mark.parametrize("order", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
+def test_a_person_counts_more_than_the_system(flag, order):
+    for number in order:
+        os.kill(os.getpid(), number)
+    assert flag.here(look_at_files=False) == USER
+
+
+def test_a_file_of_a_person_counts_more_than_a_signal_of_the_system(flag, tmp_path):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    (tmp_path / "STOP").touch()
+    assert flag.here(look_at_files=True) == USER
+
+
+def test_rank_0_looks_at_files_and_every_rank_listens_to_signals(flag, tmp_path):
+    with one_rank_group():
+        flag.check(rank=0, device=torch.device("cpu"))  # nothing happens
+        (tmp_path / "STOP").touch()
+        flag.check(rank=1, device=torch.device("cpu"))
+        with pytest.raises(StopRequested) as stop:
+            flag.check(rank=0, device=torch.device("cpu"))
+        assert stop.value.reason == USER
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(StopRequested) as stop:
+            flag.check(rank=1, device=torch.device("cpu"))
+        assert stop.value.reason == REQUEUE
+
+
+@pytest.mark.parametrize(("reason", "marked"), [(NONE, False), (USER, False), (REQUEUE, True)])
+def test_the_request_is_consumed_and_only_the_system_gets_a_marker(flag, tmp_path, reason, marked):
+    (tmp_path / "STOP").touch()
+    flag.acknowledge(reason)
+    assert {path.name for path in tmp_path.iterdir()} == ({"REQUEUE.123.2"} if marked else set())
+
+
+def test_without_slurm_there_is_nobody_to_requeue(tmp_path):
+    StopFlag(tmp_path, {}).acknowledge(REQUEUE)
+    assert list(tmp_path.iterdir()) == []
+
+
+PROGRAM = """
+import os, signal, sys
+from omnirl_hpc.launch.stop import StopFlag
+flag = StopFlag(sys.argv[1])
+flag.install()
+assert "torch" not in sys.modules
+os.kill(os.getpid(), signal.SIGINT)
+print("first", flag.here(look_at_files=False).name, flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("another signal", flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+print("not reached", flush=True)
+"""
+
+
+def test_the_second_interrupt_ends_at_once(tmp_path):
+    environ = {"PYTHONPATH": str(Path(omnirl_hpc.__file__).parent.parent)}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environ)
+    assert result.returncode == EXIT_INTERRUPTED == 130
+    assert result.stdout.splitlines() == ["first USER", "another signal"]
+    assert result.stderr == ""

@@ -1,0 +1,121 @@
+"""`python -m tests.runs.inject ACTION:PLACE:STEP:RANK … -- train …`: the program, with faults at named places.
+
+ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), pause (until the file GO), nan (gradient).
+PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
+        save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
+`reward` instead of a fault: the reward is tests.runs.rewards.Unreliable. `memory`: rank 0 notes its resident memory after each
+step in the file `resident` of the run directory, in bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Faults:
+    """What is still to happen on this rank."""
+
+    orders: list[tuple[str, str, int]]  # action, place, step
+    run_dir: Path
+    step: int = -1
+
+    def at(self, place: str, step: int | None = None) -> None:
+        step = self.step if step is None else step
+        for order in [order for order in self.orders if order[1:] == (place, step)]:
+            self.orders.remove(order)
+            self.do(order[0])
+
+    def do(self, action: str) -> None:
+        if action == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif action == "usr1":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        elif action == "stop":
+            (self.run_dir / "STOP").touch()
+        elif action == "pause":
+            (self.run_dir / "PAUSED").touch()
+            while not (self.run_dir / "GO").exists():
+                time.sleep(0.05)
+        else:
+            raise ValueError(action)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def patch(faults: Faults, options: list[str]) -> None:
+    from omnirl_hpc import trainer
+    from omnirl_hpc.checkpoint import Checkpointer
+    from omnirl_hpc.trainer import Trainer
+    from tests.runs.rewards import Unreliable
+
+    train_step, submit, deliver = Trainer.train_step, Trainer.submit_for_reward, trainer.deliver_lora
+    accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
+
+    def counted_step(self, step):
+        faults.step = step
+        metrics = train_step(self, step)
+        if "memory" in options and self.layout.rank == 0:
+            with (faults.run_dir / "resident").open("a") as file:
+                file.write(f"{resident_bytes()}\n")
+        return metrics
+
+    def faulty_submit(self, batch, groups):
+        result = submit(self, batch, groups)
+        faults.at("rollout")
+        return result
+
+    def faulty_accumulate(actor, *arguments, **options):
+        accumulate(actor, *arguments, **options)
+        if ("nan", "actor", faults.step) in faults.orders:
+            next(p for p in actor._parameters.values() if p.grad is not None).grad.mul_(float("nan"))
+
+    def faulty_apply(*arguments):
+        apply(*arguments)
+        faults.at("actor")
+
+    def faulty_deliver(engine, state, version):
+        faults.at("sync", version - 1)
+        return deliver(engine, state, version)
+
+    def faulty_write(self, step, *arguments):
+        write(self, step, *arguments)
+        faults.at("save", step)
+
+    Trainer.train_step, Trainer.submit_for_reward, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
+    trainer.accumulate_gradients, trainer.apply_gradients, trainer.deliver_lora = faulty_accumulate, faulty_apply, faulty_deliver
+    if "reward" in options:
+        trainer.REWARDS["jpeg_compressibility"] = Unreliable
+
+
+def main() -> None:
+    from omnirl_hpc.cli import train as command
+    from omnirl_hpc.cli.main import main as program
+
+    end = sys.argv.index("--")
+    orders, arguments = sys.argv[1:end], sys.argv[end + 1 :]
+    rank = os.environ.get("RANK", "0")
+    wanted = [order.split(":") for order in orders if ":" in order]
+    mine = [(action, place, int(step)) for action, place, step, who in wanted if who in (rank, "all")]
+    run_dir = next(Path(a.removeprefix("run_dir=")) for a in arguments if a.startswith("run_dir="))
+    train = command.train
+
+    def faulty_train(*given):  # torch is imported only here: everything before runs as it always does
+        patch(Faults(mine, run_dir), orders)
+        train(*given)
+
+    command.train = faulty_train
+    program(arguments)
+
+
+if __name__ == "__main__":
+    main()

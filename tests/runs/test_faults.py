@@ -1,0 +1,85 @@
+"""What goes wrong in a run is found, named, and costs no more than the step it happened in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.checkpoint import find_fault
+from tests.runs.program import lines
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_path):
+    """Step 0: one of two calls raises. Step 1: one sample is NaN."""
+    allowed = "reward.max_failed_fraction=0.5"
+    program.finish(tmp_path / "run", allowed, "steps=2", "logging.samples_every=1", ranks=1, faults=("reward",))
+    metrics = lines(tmp_path / "run/metrics.jsonl")
+    assert [line["reward/failed"] for line in metrics] == [4, 1]
+    scores = [[s["reward"] for s in lines(tmp_path / "run/samples/index.jsonl") if s["step"] == step] for step in (0, 1)]
+    assert scores[0][:4] == [None] * 4 and None not in scores[0][4:]
+    assert scores[1][0] is None and None not in scores[1][1:]  # never a zero
+    for line, given in zip(metrics, scores):
+        valid = [score for score in given if score is not None]
+        assert line["reward/mean"] == pytest.approx(sum(valid) / len(valid))
+    assert (
+        "reward jpeg_compressibility failed: OSError: the scorer is out of paper" in (tmp_path / "run/log/rank_0.log").read_text()
+    )
+
+
+def test_too_many_failures_stop_the_run_and_name_the_reward(program, tmp_path):
+    ended = program.run(tmp_path / "run", "reward.max_failed_fraction=0.25", "steps=2", ranks=1, faults=("reward",))
+    assert ended.code == 1
+    last = ended.output.splitlines()[-1]
+    assert "reward jpeg_compressibility gave no finite score for 4 of 8 samples" in last
+    assert "reward.max_failed_fraction=0.25" in last and "the scorer is out of paper" in last
+    assert "Traceback" not in ended.output
+
+
+def test_a_gradient_that_is_nan_stops_the_run_before_it_is_applied(program, tmp_path):
+    ended = program.run(tmp_path / "run", "checkpoint.every=1", "steps=3", ranks=1, faults=("nan:actor:1:0",))
+    assert ended.code == 1
+    assert "phase actor: the gradient norm is nan: the update was not applied" in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+    checkpoints = tmp_path / "run/checkpoints"
+    assert (checkpoints / "latest").read_text() == "step_000001"
+    assert [find_fault(checkpoints / f"step_00000{n}") for n in (0, 1)] == [None, None]
+    program.finish(tmp_path / "run", "checkpoint.every=1", "steps=2", ranks=1)
+    assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
+
+
+def test_a_row_that_cannot_be_used_is_named_when_it_is_met(program, tmp_path):
+    """The first step of all takes it. The fault is the table's: exit code 2."""
+    file = tmp_path / "prompts.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c", " "]}), file, row_group_size=2)
+    ended = program.run(tmp_path / "run", f"data.prompts={file}", "steps=2", ranks=1)
+    assert ended.code == 2
+    assert f"{file}, row group 1, row 3: the prompt is empty" in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+
+
+def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
+    ended = program.run(small_disk(kib=256) / "run", "steps=2")
+    assert ended.code == 1
+    said = [line for line in ended.output.splitlines() if line.startswith("omnirl-hpc train: rank ")]
+    assert said
+    for line in said:
+        assert "phase checkpoint: could not write checkpoint 0 in " in line and "No space left on device" in line
+    assert "step    1/2" not in ended.output
+
+
+def test_host_memory_does_not_grow(program, tmp_path):
+    """50 steps, a checkpoint after every fifth, hashes. The slope of resident memory over the last 30 steps, by least squares.
+
+    The bound is generous, since allocators settle slowly (0.05 to 0.15 MiB a step here, and less later). A host copy of the tiny
+    model's transformer that were kept at each swap would be 1 MiB a step.
+    """
+    smaller = ("data.prompts_per_step=2", "sampling.true_cfg_scale=1", "checkpoint.every=5", "determinism=strict")
+    program.finish(tmp_path / "run", "steps=50", *smaller, ranks=1, faults=("memory",))
+    resident = np.loadtxt(tmp_path / "run/resident") / 2**20
+    assert len(resident) == 50
+    slope, _ = np.polyfit(np.arange(30), resident[20:], 1)
+    assert slope < 0.5, resident  # MiB a step

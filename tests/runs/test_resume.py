@@ -1,0 +1,177 @@
+"""A strict run that is stopped, killed and resumed is, to the bit, the run that was never stopped."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from omnirl_hpc.checkpoint import load_adapter, read_state
+from tests.runs.conftest import STRICT
+from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, lines
+
+pytestmark = pytest.mark.slow
+
+# After six steps, of which two were made on one rank and not on two: |difference| / |adapter|, both as one vector. Gradients are
+# summed in another order, and AdamW divides by their size, so that the rounding of tiny ones counts too. Measured: 2.4e-7.
+OTHER_RANKS_BOUND = 1e-4
+
+
+def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(program, reference, tmp_path):
+    run_dir = tmp_path / "again"
+    with program.start(run_dir, *STRICT, faults=("pause:rollout:1:0",)) as first:
+        first.wait_for(run_dir / "PAUSED")
+        second = program.run(run_dir, *STRICT)
+        assert first.process.poll() is None
+        (run_dir / "GO").touch()
+        ended = first.wait()
+    assert second.code != 0
+    assert "exitcode  : 2" in second.output  # as torchrun reports the rank that ended first
+    said = [line for line in second.output.splitlines() if line.startswith("omnirl-hpc train: ")]
+    assert len(said) <= 1  # rank 0 speaks, unless torchrun ends it because rank 1 was faster
+    assert all(f"run_dir={run_dir} is in use by torchrun run " in line for line in said)
+    assert ended.code == 0, ended.output  # the first did not notice
+    assert_same_run(run_dir, reference)
+
+
+def test_another_seed_differs_from_step_0_on(program, reference, tmp_path):
+    program.finish(tmp_path / "other", *STRICT, "seed=1", "steps=1")
+    code, said = compare(reference, tmp_path / "other")
+    assert code == 1
+    assert said.startswith("different: step 0, phase rollout, tensor noise: ")
+
+
+def test_killed_after_three_steps(program, reference, tmp_path):
+    """The checkpoint is of step 2: what was written about the third step is written again."""
+    every = "checkpoint.every=2"
+    run_dir = tmp_path / "killed"
+    with program.start(run_dir, *STRICT, every, faults=("pause:rollout:3:1",)) as job:
+        job.wait_for(run_dir / "PAUSED")
+        job.kill_everything()
+    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0, 1, 2]
+    with (run_dir / "hashes.jsonl").open("a") as file:
+        file.write('{"step": 3, "pha')  # a line that was being written
+    program.finish(run_dir, *STRICT, every)
+    assert_same_run(run_dir, reference)
+
+
+def test_stopped_again_and_again(program, reference, tmp_path):
+    run_dir = tmp_path / "stopped"
+    rare = "checkpoint.every=3"
+    # A user's STOP between two updates of step 1: the step is given up.
+    ended = program.finish(run_dir, *STRICT, rare, faults=("stop:actor:1:1",))
+    assert f"stopped: everything is saved in {run_dir}" in ended.output
+    assert not (run_dir / "STOP").exists()
+    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0]
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_000001"
+
+    # USR1 to one rank in the first micro-batch after that: stopped twice in a row, no step done between.
+    ended = program.finish(run_dir, *STRICT, rare, faults=("usr1:rollout:1:1",), SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
+    assert "stopped for the system" in ended.output
+    assert (run_dir / "REQUEUE.77.2").exists()
+    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0]
+
+    # TERM to one rank while it saves.
+    ended = program.finish(run_dir, *STRICT, rare, faults=("term:save:3:1",))
+    assert "stopped: everything is saved" in ended.output
+    assert not list(run_dir.glob("REQUEUE.*.0"))
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_000003"
+
+    program.finish(run_dir, *STRICT, rare)
+    assert_same_run(run_dir, reference)
+
+
+def test_a_rank_dies_in_each_phase(program, reference, tmp_path):
+    """The job ends by itself, and goes on from its last checkpoint."""
+    run_dir = tmp_path / "deaths"
+    for fault in ("die:rollout:1:1", "die:actor:2:0", "die:sync:3:1"):
+        with program.start(
+            run_dir, *STRICT, "checkpoint.every=1", faults=(f"pause:rollout:{fault.split(':')[2]}:0", fault)
+        ) as job:
+            job.wait_for(run_dir / "PAUSED")
+            (run_dir / "GO").touch()
+            ended = job.wait(DEAD_RANK_SECONDS)
+        (run_dir / "PAUSED").unlink()
+        (run_dir / "GO").unlink()
+        assert ended.code != 0
+        assert "-9" in ended.output  # torchrun names the signal
+        assert (run_dir / "checkpoints" / "latest").read_text() == f"step_{int(fault.split(':')[2]):06d}"
+    program.finish(run_dir, *STRICT, "checkpoint.every=1")
+    assert_same_run(run_dir, reference)
+
+
+def test_resident_and_swapped_are_the_same(program, reference, tmp_path):
+    """Stopped in the rollout of a step, where the resident actor has not been touched since the step before."""
+    run_dir = tmp_path / "resident"
+    program.finish(run_dir, *STRICT, "residency=resident", faults=("stop:rollout:3:0",))
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_000003"
+    program.finish(run_dir, *STRICT, "residency=resident")
+    assert_same_run(run_dir, reference)
+
+
+def test_checkpoints_in_the_background_are_the_same(program, reference, tmp_path):
+    """Resumed from one that was written while training went on."""
+    run_dir = tmp_path / "background"
+    background = ("checkpoint.asynchronous=true", "checkpoint.every=1", "checkpoint.keep=3")
+    program.finish(run_dir, *STRICT, *background)
+    assert_same_run(run_dir, reference)
+    written = "checkpoints/step_000005/adapter/adapter_model.safetensors"
+    assert (run_dir / written).read_bytes() == (reference / written).read_bytes()
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["latest"] + [f"step_00000{n}" for n in (4, 5, 6)]
+    program.finish(run_dir, *STRICT, "checkpoint.resume_step=5")
+    assert_same_run(run_dir, reference)
+
+
+def test_two_ranks_then_one_then_two(program, reference, tmp_path):
+    """Back to step 2, which is asked for; two steps on one rank; the rest on two."""
+    run_dir = tmp_path / "ranks"
+    shutil.copytree(reference, run_dir)
+    program.finish(run_dir, *STRICT, "checkpoint.resume_step=2", "steps=4", ranks=1)
+    checkpoints = run_dir / "checkpoints"
+    assert (checkpoints / "latest").read_text() == "step_000004"
+    assert [read_state(checkpoints / f"step_00000{n}")["world_size"] for n in (2, 4)] == [2, 1]
+    assert len(list(checkpoints.glob("abandoned_step_*"))) == 4  # 3 to 6
+    program.finish(run_dir, *STRICT)
+
+    metrics, straight = lines(run_dir / "metrics.jsonl"), lines(reference / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(6))
+    assert metrics[2]["reward/mean"] == straight[2]["reward/mean"]  # samples do not depend on the number of ranks
+    hashes = {(h["step"], h["tensor"]): h["hash"] for h in lines(run_dir / "hashes.jsonl")}
+    expected = {(h["step"], h["tensor"]): h["hash"] for h in lines(reference / "hashes.jsonl")}
+    assert hashes.keys() == expected.keys()
+    for tensor in ("noise", "embeddings", "latents", "log_probs", "images", "rewards", "advantages"):
+        assert hashes[2, tensor] == expected[2, tensor]
+    ours, theirs = (
+        torch.cat([t.flatten() for _, t in sorted(load_adapter(folder / "checkpoints/step_000006/adapter").items())])
+        for folder in (run_dir, reference)
+    )
+    assert (ours - theirs).norm() <= OTHER_RANKS_BOUND * theirs.norm()
+
+
+def test_a_run_starts_from_an_adapter(program, reference, tmp_path):
+    adapter = reference / "checkpoints/step_000006/adapter"
+    program.finish(tmp_path / "warm", f"init_adapter={adapter}", "steps=1", "determinism=strict", ranks=1)
+    start = tmp_path / "warm/checkpoints/step_000000"
+    given, taken = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, start / "adapter"))
+    assert given.keys() == taken.keys() and all(torch.equal(given[name], taken[name]) for name in given)
+    assert read_state(start)["schedule"]["last_epoch"] == 0  # the adapter alone, with a new optimizer
+    assert "LoRA version 0: 24 modules bound" in (tmp_path / "warm/log/rank_0.log").read_text()
+
+
+def test_a_folder_of_another_run_is_refused_by_the_names_of_the_keys(program, reference):
+    before = (reference / "metrics.jsonl").read_bytes()
+    ended = program.run(reference, *STRICT, "sampling.noise_level=0.5", "actor.lora.alpha=32", "logging.samples_every=1", ranks=1)
+    assert ended.code == 2
+    (line,) = ended.output.splitlines()
+    assert "actor.lora.alpha=32 (the run has 16); sampling.noise_level=0.5 (the run has 0.7)" in line
+    assert "samples_every" not in line
+    assert (reference / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_step_that_is_not_there_is_named_in_seconds(program, reference):
+    ended = program.run(reference, *STRICT, "checkpoint.resume_step=7", ranks=1)
+    assert ended.code == 2
+    (line,) = ended.output.splitlines()
+    assert "checkpoint.resume_step=7" in line and line.endswith("step_000005, step_000006")

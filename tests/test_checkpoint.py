@@ -1,0 +1,289 @@
+"""Checkpoints are whole or they are passed over."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from omnirl_hpc import checkpoint as checkpoint_module
+from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, find_fault, load_adapter, read_state
+from omnirl_hpc.config.schema import CheckpointConfig
+from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models.lora import peft_config
+from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
+
+NAMES = ("block.to_q.lora_A.weight", "block.to_q.lora_B.weight")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with one_rank_group():
+        yield
+
+
+def content(step: int, size: int = 5) -> CheckpointContent:
+    """Values that differ between steps, odd ones among them."""
+    generator = torch.Generator().manual_seed(step)
+    lora = {name: torch.randn(3, size, generator=generator) for name in NAMES}
+    lora[NAMES[0]][0, :2] = torch.tensor([-0.0, 1e-45])
+    optimizer = {f"{name}.exp_avg": torch.randn(3, size, generator=generator) for name in NAMES} | {
+        "step": torch.tensor(float(step))
+    }
+    return CheckpointContent(step, lora, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
+
+
+def make(folder, **settings) -> Checkpointer:
+    folder.mkdir(exist_ok=True)
+    return Checkpointer(folder, CheckpointConfig(**settings), rank=0, timeout_seconds=60.0)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with whole checkpoints of steps 1, 2 and 3, and its checkpointer."""
+    checkpointer = make(tmp_path / "c", keep=5)
+    for step in (1, 2, 3):
+        checkpointer.save(content(step))
+    return tmp_path / "c", checkpointer
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k].view(torch.int32), b[k].view(torch.int32)) for k in a)
+
+
+def assert_loads(checkpointer: Checkpointer, path, step: int) -> None:
+    expected = content(step)
+    optimizer = {name: torch.full_like(tensor, 99.0) for name, tensor in expected.optimizer.items()}
+    assert same(checkpointer.load(path, optimizer), expected.lora)
+    assert same(optimizer, expected.optimizer)
+    assert read_state(path) == expected.state
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_saved_is_found_and_loaded_bit_for_bit(tmp_path, asynchronous):
+    checkpointer = make(tmp_path / "c", asynchronous=asynchronous)
+    assert checkpointer.find() is None
+    checkpointer.save(content(4))
+    checkpointer.wait()
+    assert checkpointer.find() == tmp_path / "c" / "step_000004"
+    assert (tmp_path / "c" / "latest").read_text() == "step_000004"
+    assert_loads(make(tmp_path / "c"), tmp_path / "c" / "step_000004", 4)
+
+
+def test_the_manifest_names_every_file(saved):
+    path = saved[0] / "step_000002"
+    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest.keys() == files - {"manifest.json"}
+    assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json", "state.json", "optimizer/.metadata"} <= files
+    assert all(size == (path / name).stat().st_size for name, (size, _) in manifest.items())
+
+
+def test_the_newest_are_kept_and_latest_names_the_last(tmp_path):
+    checkpointer = make(tmp_path / "c", keep=2)
+    for step in (0, 1, 2, 10):
+        checkpointer.save(content(step))
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["latest", "step_000002", "step_000010"]
+    assert (tmp_path / "c" / "latest").read_text() == "step_000010"
+    assert checkpointer.find() == tmp_path / "c" / "step_000010"
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+ADAPTER = "adapter/adapter_model.safetensors"
+TEARS = {
+    "truncated": (ADAPTER, truncate, r"has \d+ of \d+ bytes of " + ADAPTER),
+    "flipped": ("optimizer/__0_0.distcp", flip, "has other bytes in optimizer/__0_0.distcp than were written"),
+    "metadata": ("optimizer/.metadata", flip, "has other bytes in optimizer/.metadata"),
+    "state": ("state.json", lambda path: path.unlink(), "lacks state.json"),
+    "no manifest": ("manifest.json", lambda path: path.unlink(), "has no manifest"),
+    "torn manifest": ("manifest.json", truncate, "has a torn manifest"),
+    "empty manifest": ("manifest.json", lambda path: path.write_bytes(b""), "has a torn manifest"),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_checkpoint_is_passed_over_and_said_so(saved, caplog, tear):
+    folder, checkpointer = saved
+    name, damage, fault = TEARS[tear]
+    for step in ("step_000003", "step_000002"):
+        damage(folder / step / name)
+        assert re.match(fault, find_fault(folder / step))
+    with caplog.at_level(logging.WARNING, logger="omnirl_hpc"):
+        assert checkpointer.find() == folder / "step_000001"
+    said = [record.getMessage() for record in caplog.records]
+    for line, step in zip(said, (3, 2), strict=True):
+        assert re.search(rf"step_00000{step} is not whole \({fault}.*\): going back to the one before", line)
+    assert_loads(checkpointer, folder / "step_000001", 1)
+    assert (folder / "latest").read_text() == "step_000001"
+    assert sorted(p.name.rpartition("_")[0] for p in folder.glob("abandoned_*")) == [
+        "abandoned_step_000002",
+        "abandoned_step_000003",
+    ]
+
+
+def test_a_save_that_was_killed_leaves_nothing_that_is_found(saved):
+    folder, checkpointer = saved
+    (folder / "step_000004.tmp" / "adapter").mkdir(parents=True)
+    (folder / "step_000004.tmp" / "manifest.json").write_text("{}")
+    assert checkpointer.find() == folder / "step_000003"
+    checkpointer.save(content(4))  # writes over the leavings
+    assert find_fault(folder / "step_000004") is None and not list(folder.glob("*.tmp"))
+
+
+def test_none_whole_is_none(saved):
+    folder, checkpointer = saved
+    for path in folder.glob("step_*"):
+        (path / "manifest.json").unlink()
+    assert checkpointer.find() is None
+
+
+def test_a_step_that_is_asked_for(saved):
+    folder, _ = saved
+    assert make(folder, resume_step=2).find() == folder / "step_000002"
+    with pytest.raises(CheckpointError, match=r"resume_step=7: .*step_000007 does not exist; whole steps: \[1, 2, 3\]"):
+        make(folder, resume_step=7).find()
+    truncate(folder / "step_000002" / "state.json")
+    with pytest.raises(CheckpointError, match=r"resume_step=2: .*bytes of state.json; whole steps: \[1, 3\]"):
+        make(folder, resume_step=2).find()
+
+
+def test_later_checkpoints_are_put_aside_when_a_run_goes_another_way(saved):
+    folder, checkpointer = saved
+    assert_loads(checkpointer, folder / "step_000001", 1)
+    assert (folder / "latest").read_text() == "step_000001"
+    assert checkpointer.find() == folder / "step_000001"
+    checkpointer.save(content(2))  # the step is free again
+    assert checkpointer.find() == folder / "step_000002"
+    assert_loads(checkpointer, folder / "step_000001", 1)  # and back again, in the same process
+    aside = sorted(folder.glob("abandoned_step_*"))
+    assert [path.name.removeprefix("abandoned_step_") for path in aside] == ["000002_1", "000002_2", "000003_1"]
+    assert [find_fault(path) for path in aside] == [None] * 3  # nothing is lost
+
+
+def test_the_same_step_can_be_saved_again(saved):
+    folder, checkpointer = saved
+    checkpointer.save(content(3))
+    assert_loads(checkpointer, folder / "step_000003", 3)
+
+
+def test_training_does_not_leak_into_a_background_save(tmp_path, monkeypatch):
+    """The save is held back until training has changed everything."""
+    go = threading.Event()
+    save_adapter = checkpoint_module.save_adapter
+    monkeypatch.setattr(checkpoint_module, "save_adapter", lambda *a: go.wait(60) and save_adapter(*a))
+    checkpointer = make(tmp_path / "c", asynchronous=True)
+    given = content(1)
+    checkpointer.save(given)
+    checkpointer.poll()
+    assert checkpointer.find() is None  # not there yet
+    for tensor in (*given.lora.values(), *given.optimizer.values()):
+        tensor.fill_(-1)
+    go.set()
+    checkpointer.wait()
+    assert_loads(checkpointer, tmp_path / "c" / "step_000001", 1)
+
+
+def test_asynchronous_and_synchronous_write_the_same(tmp_path):
+    for name, asynchronous in (("a", False), ("b", True)):
+        checkpointer = make(tmp_path / name, asynchronous=asynchronous)
+        checkpointer.save(content(1))
+        checkpointer.wait()
+    a, b = tmp_path / "a/step_000001", tmp_path / "b/step_000001"
+    for name in (ADAPTER, "adapter/adapter_config.json", "state.json"):
+        assert (a / name).read_bytes() == (b / name).read_bytes()
+    assert_loads(make(tmp_path / "b"), b, 1)
+
+
+def test_a_background_save_is_completed_by_a_later_poll(tmp_path):
+    checkpointer = make(tmp_path / "c", asynchronous=True)
+    checkpointer.save(content(1))
+    for future in checkpointer._pending[1]:
+        future.result(timeout=60)
+    checkpointer.poll()
+    assert checkpointer.find() == tmp_path / "c" / "step_000001"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("too_large", ["adapter", "optimizer"])
+def test_a_full_disk_is_named_and_costs_nothing_that_was_there(small_disk, asynchronous, too_large):
+    disk = small_disk(kib=1024)
+    checkpointer = make(disk / "c", asynchronous=asynchronous)
+    checkpointer.save(content(1))
+    checkpointer.wait()
+    large = content(2, size=200_000)
+    small = content(2)
+    lora, optimizer = (large.lora, small.optimizer) if too_large == "adapter" else (small.lora, large.optimizer)
+    with pytest.raises(CheckpointError) as error:
+        checkpointer.save(replace(small, lora=lora, optimizer=optimizer))
+        checkpointer.wait()
+    message = str(error.value)
+    assert message.startswith(f"could not write checkpoint 2 in {disk / 'c'}: rank 0: ")
+    assert "No space left on device" in message and "\n" not in message
+    assert message.endswith("earlier checkpoints are untouched")
+    assert sorted(p.name for p in (disk / "c").iterdir()) == ["latest", "step_000001"]
+    assert_loads(checkpointer, disk / "c" / "step_000001", 1)
+    checkpointer.save(content(3))  # where there is room again, the run could go on
+    checkpointer.wait()
+    assert find_fault(disk / "c" / "step_000003") is None
+
+
+def save_on_a_full_disk(folder) -> str:
+    """Only rank 0 writes the adapter, and only that does not fit."""
+    rank = dist.get_rank()
+    checkpointer = Checkpointer(folder, CheckpointConfig(), rank, timeout_seconds=60.0)
+    checkpointer.save(content(1))
+    with pytest.raises(CheckpointError) as error:
+        checkpointer.save(replace(content(2), lora=content(2, size=200_000).lora))
+    checkpointer.save(content(3))
+    return str(error.value)
+
+
+def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
+    disk = small_disk(kib=1024)
+    messages = run_ranks(2, save_on_a_full_disk, disk)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"could not write checkpoint 2 in {disk}: rank 0: ") and "No space left" in messages[0]
+    assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
+
+
+def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny_model, tiny_prompts, tmp_path):
+    """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
+    config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
+    actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+    lora, optimizer = actor.lora_state(), actor.optimizer_state()
+    checkpointer = make(tmp_path / "c")
+    checkpointer.save(CheckpointContent(0, lora, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)))
+    written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
+    payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
+    assert payload < written <= 1.1 * payload
+
+
+def test_an_adapter_of_another_program_is_read_under_our_names(tmp_path):
+    save_file({"base_model.model.transformer.block.to_q.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
+    assert load_adapter(tmp_path).keys() == {"block.to_q.lora_A.weight"}
+    (tmp_path / "adapter_model.safetensors").write_text("not safetensors")
+    with pytest.raises(CheckpointError, match="adapter_model.safetensors cannot be read"):
+        load_adapter(tmp_path)
+
+
+def test_state_is_readable_without_loading(saved):
+    assert read_state(saved[0] / "step_000002")["cursor"] == 14

@@ -1,0 +1,117 @@
+"""Who has the device, and what happens to those who use it out of turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.algorithms.algorithm import CURRENT
+from omnirl_hpc.metrics.memory import DevicePeaks
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.residency import Residency
+from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
+from omnirl_hpc.sync import collect_lora
+from tests.helpers import ALONE, CPU, make_config, one_rank_group
+
+
+class Side:
+    """An engine or an actor that notes what is asked of it. Both write in one list."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self._name, self._calls = name, calls
+
+    def __getattr__(self, method: str):
+        return lambda: self._calls.append(f"{self._name}.{method}")
+
+
+def make(mode: str) -> tuple[Residency, list[str], PhaseTimer]:
+    calls: list[str] = []
+    timer = PhaseTimer(CPU)
+    return Residency(mode, Side("engine", calls), Side("actor", calls), timer, DevicePeaks(CPU)), calls, timer
+
+
+def test_one_leaves_before_the_other_comes():
+    residency, calls, timer = make("swap")
+    residency.to_actor()
+    assert calls == ["engine.sleep", "actor.onload"]
+    residency.to_engine()
+    assert calls[2:] == ["actor.offload", "engine.wake"]
+    assert timer.take()["time/swap"] > 0
+
+
+def test_the_engine_has_the_device_first():
+    """It was built on a device that it had to itself."""
+    residency, calls, _ = make("swap")
+    residency.to_engine()
+    assert calls == []
+
+
+@pytest.mark.parametrize("side", ["to_engine", "to_actor"])
+def test_asking_twice_moves_nothing(side):
+    residency, calls, _ = make("swap")
+    getattr(residency, side)()
+    before = list(calls)
+    getattr(residency, side)()
+    assert calls == before
+
+
+def test_residents_never_move():
+    residency, calls, timer = make("resident")
+    for _ in range(2):
+        residency.to_engine()
+        residency.to_actor()
+    assert calls == []
+    assert "time/swap" not in timer.take()
+
+
+def test_peaks_are_booked_to_the_side_that_had_the_device():
+    booked = []
+    peaks = DevicePeaks(CPU)
+    peaks.book = booked.append
+    residency = Residency("swap", Side("engine", []), Side("actor", []), PhaseTimer(CPU), peaks)
+    residency.to_engine()
+    residency.to_actor()
+    assert booked == ["actor", "rollout"]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model, tiny_prompts, tmp_path_factory):
+    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"))
+
+
+def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
+    engine = DiffusersEngine(config, FAMILIES["qwen_image"](config.model), CPU, PhaseTimer(CPU))
+    before = engine.encode("a cat")
+    lora = {name: tensor.detach().clone() for name, tensor in lora_parameters(engine._pipeline.transformer).items()}
+    engine.sleep()
+    for use in (
+        lambda: engine.encode("a cat"),
+        lambda: list(engine.generate([])),
+        lambda: engine.load_lora(lora, 1),
+        engine.sleep,
+    ):
+        with pytest.raises(RuntimeError, match="the engine is asleep: wake"):
+            use()
+    for module in (engine._pipeline.transformer, engine._pipeline.text_encoder, engine._pipeline.vae):
+        assert all(t.untyped_storage().nbytes() == 0 for t in [*module.parameters(), *module.buffers()])
+    engine.wake()
+    assert torch.equal(engine.encode("a cat"), before)
+    assert all(torch.equal(t, lora[name]) for name, t in lora_parameters(engine._pipeline.transformer).items())
+
+
+def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):
+    with one_rank_group():
+        actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+        lora = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+        for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
+        actor.offload()
+        assert all(torch.equal(for_the_engine[name], lora[name]) for name in lora)
+        with pytest.raises(RuntimeError, match="the actor is offloaded: onload"):
+            actor.velocity(None, CURRENT)
+        held = [t.to_local() for t in actor._transformer.parameters()]
+        assert sum(t.untyped_storage().nbytes() for t in held) == 0
+        actor.onload()
+        assert all(torch.equal(t, lora[name]) for name, t in actor.lora_state().items())
