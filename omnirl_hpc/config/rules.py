@@ -48,6 +48,7 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "sampling.num_inference_steps": config.sampling.num_inference_steps,
         "rollout.micro_batch_size": config.rollout.micro_batch_size,
         "rollout.embedding_cache_size": config.rollout.embedding_cache_size,
+        "rollout.max_log_prob_gap": config.rollout.max_log_prob_gap,
         "actor.micro_batch_size": config.actor.micro_batch_size,
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,

@@ -68,6 +68,8 @@ class RolloutConfig:
     ulysses_degree: int = 1
     cfg_parallel_size: int = 1
     embedding_cache_size: int = 4096  # prompts whose embeddings are kept in host memory
+    # The largest |log p of the actor - log p of the engine| before the first update of a step; more stops the run.
+    max_log_prob_gap: float = 5e-3
     # The rest is for engine=vllm_omni.
     lora: str = "adapter"  # adapter: beside the weights | merged: added into them (no cost in rollout, more at each sync)
     attention: str = "sdpa"  # sdpa | fa3 | flash_attn

@@ -29,6 +29,7 @@ class DiffusersEngine:
         self._timer = timer
         self._schedule = family.make_schedule(config.sampling.num_inference_steps)
         self._version = -1
+        self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
         self._pipeline = family.load_pipeline(dtype)
         targets = config.actor.lora.target_modules or family.lora_targets
@@ -63,7 +64,7 @@ class DiffusersEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
         self._require_awake()
-        size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
+        size, shape = self.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise)
             self._pipeline(

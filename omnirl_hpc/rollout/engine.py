@@ -37,6 +37,8 @@ class LoraReceipt:
 class RolloutEngine(Protocol):
     """Generates trajectories with the current adapter."""
 
+    micro_batch_size: int  # samples generated at once
+
     def encode(self, prompt: str) -> Tensor:
         """Embeddings [L, D] of one prompt."""
 
