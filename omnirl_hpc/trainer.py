@@ -92,6 +92,7 @@ class Trainer:
                 progress.show(metrics)
                 self.state.save_if_due(step + 1)
         self.state.finish()
+        self.engine.close()
         return StopReason.NONE
 
     def train_step(self, step: int) -> dict[str, float]:
@@ -196,7 +197,7 @@ class Trainer:
         return {
             "step": step,
             "reward/mean": float(valid.mean()),
-            "reward/std": float(valid.std()),
+            "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
             "reward/zero_std_groups": zero_std_groups(scored.rewards, scored.groups, scored.mask),
             "reward/failed": int((~scored.mask).sum()),
             **metrics.reduce(),
@@ -208,5 +209,5 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """End the reward workers. The process group is the caller's."""
+        """End the reward workers, whatever they are doing. The process group is the caller's."""
         self.rewards.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Sequence
 
@@ -30,6 +31,8 @@ def run(overrides: Sequence[str]) -> None:
     try:
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
+        if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+            loaded.config.checkpoint.resume_step = None  # meant for the job's first start; a requeued job goes on where it was
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)

@@ -52,6 +52,9 @@ class DiffusersEngine:
     def wake(self) -> None:
         self._pinned.onload()
 
+    def close(self) -> None:
+        del self._pipeline
+
     def _require_awake(self) -> None:
         if self._pinned.offloaded:
             raise RuntimeError("the engine is asleep: wake() it before use")

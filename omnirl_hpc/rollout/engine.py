@@ -48,6 +48,9 @@ class RolloutEngine(Protocol):
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""
 
+    def close(self) -> None:
+        """Let go of the model. The default process group is the host's and stays."""
+
     def sleep(self) -> None:
         """Free the device: weights go to pinned host memory. The engine may not be used until `wake`."""
 
