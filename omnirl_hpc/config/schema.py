@@ -109,6 +109,7 @@ class ActorConfig:
     updates_per_step: int = 2  # optimizer steps (mini-batches) in a training step
     micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
+    attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     activation_checkpointing: bool = True
     cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
 
