@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from diffusers import attention_backend
 from torch import nn
 
 from omnirl_hpc.errors import ConfigError
@@ -18,6 +19,7 @@ def set_attention(transformer: nn.Module, name: str, device: torch.device) -> No
     if device.type != "cuda":
         raise ConfigError(f"actor.attention={name} needs a GPU: use sdpa")
     try:
-        transformer.set_attention_backend(BACKENDS[name])
+        with attention_backend("native"):  # it also changes the default of every other model in the process: put that back
+            transformer.set_attention_backend(BACKENDS[name])
     except (RuntimeError, ValueError) as error:  # what diffusers raises for a missing package and for an unknown backend
         raise ConfigError(f"actor.attention={name}: {error}") from None
