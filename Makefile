@@ -1,4 +1,5 @@
 # make demo: a whole RL run on this machine, 2 CPU ranks, minutes.   make test: every test this machine can run.
+# make install: only what the two install anyway; settings: PYTHON=python3.12 PIP_ARGS=… ARGS=…
 # make demo ENGINE=vllm_omni   the same with the vLLM-Omni engine (2.4 GB more to install); also for install and test
 # Both install what they need into .venv first. Paths are relative, so that the checkout may lie in a path with spaces.
 
@@ -9,12 +10,15 @@ SHELL := bash
 # The first Python from 3.11 to 3.13; name another with PYTHON=…
 PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,\
   $(if $(shell $(p) -c 'import sys; print("yes" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "")' 2>/dev/null),$(p))))
+PYTHON_FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+comma := ,
 PIP_ARGS ?=
 PY := .venv/bin/python
 ENGINE ?= diffusers
 INSTALLED := .venv/.installed
 WITH_ENGINE := $(INSTALLED)$(if $(filter vllm_omni,$(ENGINE)),_vllm_omni)
 DEMO := runs/demo
+RUN := run$(if $(filter vllm_omni,$(ENGINE)),_vllm_omni)
 ARGS ?=
 
 .PHONY: help install demo test
@@ -24,9 +28,11 @@ help:
 install: $(WITH_ENGINE)
 
 $(INSTALLED): pyproject.toml constraints/cpu.txt
-	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=/path/to/python3.12"; exit 1; }
+	@[ -n "$(PYTHON)" ] && $(PYTHON) -c '$(PYTHON_FITS)' 2>/dev/null \
+	  || { echo "make: Python 3.11, 3.12 or 3.13 is needed$(if $(PYTHON),$(comma) $(PYTHON) is not one); name it with PYTHON=/path/to/python3.12"; exit 1; }
+	@[ ! -x $(PY) ] || $(PY) -c '$(PYTHON_FITS)' || { echo "making .venv anew: it has another Python"; rm -rf .venv; }
 	@[ -x $(PY) ] || $(PYTHON) -m venv .venv || { echo "make: $(PYTHON) -m venv failed; on Debian install python3-venv"; exit 1; }
-	@echo "installing into .venv (log: .venv/install.log) …"
+	@echo "installing into .venv: 5 to 10 minutes (tail -f .venv/install.log shows it) …"
 	@$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints/cpu.txt -e '.[test]' >.venv/install.log 2>&1 \
 	  || { echo "make: pip could not install the packages; is there a network? the end of .venv/install.log says:"; tail -n 3 .venv/install.log; exit 1; }
 	@touch $(INSTALLED)
@@ -42,13 +48,13 @@ $(INSTALLED)_vllm_omni: $(INSTALLED) constraints/vllm_omni_cpu.txt omnirl_hpc/ro
 	@$(PY) -m omnirl_hpc doctor rollout=vllm_omni
 	@touch $@
 
+# The same command again goes on with a demo that was stopped; rm -r runs/demo starts over.
 demo: $(WITH_ENGINE)
 	@mkdir -p $(DEMO)
 	@[ -f $(DEMO)/model/model_index.json ] || { rm -rf $(DEMO)/model; $(PY) -m omnirl_hpc tiny-model $(DEMO)/model; }
 	@[ -f $(DEMO)/prompts.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/prompts.parquet --kind ocr --count 64 --seed 0
-	@rm -rf $(DEMO)/run
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 -m omnirl_hpc train \
-	  recipe=flowgrpo_tiny rollout=$(ENGINE) run_dir=$(DEMO)/run model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
+	  recipe=flowgrpo_tiny rollout=$(ENGINE) run_dir=$(DEMO)/$(RUN) model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
 
 test: $(WITH_ENGINE)
 	@$(PY) -m pytest $(ARGS)

@@ -54,7 +54,7 @@ class CheckpointContent:
 
 
 class Checkpointer:
-    """Writes and finds the checkpoints of one run. All methods but `find` are collective."""
+    """Writes and finds the checkpoints of one run. All public methods are collective."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
         self._folder = folder
@@ -188,8 +188,22 @@ class Checkpointer:
     def find(self) -> Path | None:
         """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed over.
 
-        Raises CheckpointError where the one asked for is not there or not whole.
+        Rank 0 reads and checks, and all take what it found. Raises CheckpointError on every rank where the one asked for is not there
+        or not whole.
         """
+        found: list[Any] = [None, None]
+        if self._rank == 0:
+            try:
+                found = [self._find(), None]
+            except CheckpointError as error:
+                found = [None, str(error)]
+        dist.broadcast_object_list(found, src=0, group=self._agreement)
+        path, error = found
+        if error:
+            raise CheckpointError(error)
+        return path
+
+    def _find(self) -> Path | None:
         asked = self._config.resume_step
         if asked is not None:
             if fault := find_fault(self._path(asked)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-EXIT_OK = 0
 EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
 
@@ -14,7 +13,7 @@ class OmniRLError(Exception):
 
 
 class ConfigError(OmniRLError):
-    """A setting is wrong. Raised before torch is imported, weights are loaded or a process group is formed."""
+    """A setting is wrong. Wherever it can be, found before torch is imported, weights are loaded or a process group is formed."""
 
     exit_code = EXIT_USAGE
 

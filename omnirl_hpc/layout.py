@@ -1,7 +1,7 @@
 """Ranks -> rollout replicas and actor mesh, both on the same GPUs.
 
 A replica is `replica_size` consecutive ranks that generate together. The actor mesh is (replicate x shard) over all ranks:
-`shard_size` consecutive ranks share one copy of the weights, and gradients are averaged over the rest. Nothing here
+`shard_size` consecutive ranks share one copy of the weights, and gradients are summed over all. Nothing here
 talks to another process.
 """
 

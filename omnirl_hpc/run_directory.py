@@ -37,7 +37,7 @@ class RunDirectory:
 
     def check_same_run(self, config_yaml: str) -> None:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it is."""
-        if self.config.exists():
+        if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
             check_same_run(self.config.read_text(), config_yaml, str(self.path))
 
     def create(self) -> None:

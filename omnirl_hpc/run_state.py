@@ -133,7 +133,7 @@ class RunState:
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
-        self._engine.micro_batch_size = state["micro_batch_size"]
+        self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
         self._saved_step = state["step"]
         log.info("resumed from %s", path)
         return state["step"]

@@ -32,6 +32,7 @@ from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
+from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
@@ -66,6 +67,7 @@ class Trainer:
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
+        self.receipt: LoraReceipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
@@ -75,6 +77,8 @@ class Trainer:
     def train(self) -> StopReason:
         """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
         first = self.state.restore()
+        if first and self.layout.rank == 0:
+            print(f"going on from step {first} of {self.config.steps}", flush=True)
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
@@ -103,7 +107,7 @@ class Trainer:
         with self.timer.phase("encode"):
             requests = make_requests(self.config, self.family, self.embed, self.layout, step, groups)
         with self.timer.phase("rollout"):  # rewards are scored meanwhile
-            batch = torch.cat([self.submit_for_reward(b, groups) for b in self.engine.generate(requests)])
+            batch = self.roll_out(requests, groups)
         with self.timer.phase("reward_exposed"):
             scored = gather_scores(self.rewards.collect(), batch, self.config.reward)
         advantages = self.algorithm.advantages(scored.rewards, scored.groups, scored.mask)
@@ -138,15 +142,25 @@ class Trainer:
         fit_micro_batch_size(self.engine, requests, longest, self.device, may_shrink=not strict)
 
     def check_stop(self) -> None:
-        """Collective, before every micro-batch."""
+        """Collective, at every micro-batch. Raises StopRequested on every rank where any has a reason."""
         self.stop.check(self.layout.rank, self.device)
 
-    def submit_for_reward(self, batch: Trajectories, groups: list[Group]) -> Trajectories:
-        """Start scoring a micro-batch; the next one is generated meanwhile."""
-        self.check_stop()
-        images = batch.images.permute(0, 2, 3, 1).cpu().numpy()
-        self.rewards.submit(RewardBatch(images, [groups[g].prompt for g in batch.group.tolist()]))
-        return batch
+    def roll_out(self, requests: list[SampleRequest], groups: list[Group]) -> Trajectories:
+        """This rank's samples. Each micro-batch is scored while the next one is generated.
+
+        The ranks of a replica generate the same samples together; of every k samples each takes one.
+        """
+        own, made, k = [], 0, self.layout.replica_size
+        for batch in self.engine.generate(requests):
+            self.check_stop()
+            first = (self.layout.rank_in_replica - made) % k
+            made += len(batch)
+            batch = batch[first::k]
+            if len(batch):
+                images = batch.images.permute(0, 2, 3, 1).cpu().numpy()
+                self.rewards.submit(RewardBatch(images, [groups[g].prompt for g in batch.group.tolist()]))
+                own.append(batch)
+        return torch.cat(own)
 
     def training_points(self, batch: Trajectories, scored: ScoredStep, advantages: Tensor) -> list[list[TrainingPoint]]:
         """The training points of each optimizer update, cut into actor micro-batches.

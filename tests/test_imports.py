@@ -1,4 +1,4 @@
-"""Dependencies point downwards (DESIGN.md, Rooms), and what must be fast does not import torch."""
+"""Dependencies point downwards (README, The rooms), and what must be fast does not import torch."""
 
 from __future__ import annotations
 

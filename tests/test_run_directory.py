@@ -32,6 +32,8 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     run = RunDirectory(tmp_path)
     run.check_same_run("seed: 1")  # a folder without a run may exist
     run.config.write_text("seed: 1\nsteps: 10\n")
+    run.check_same_run("seed: 2\n")  # a start that failed before its first checkpoint binds nobody
+    (run.checkpoints / "step_000000").mkdir(parents=True)
     run.check_same_run("seed: 1\nsteps: 20\n")  # a longer run of the same
     with pytest.raises(ConfigError, match=rf"run_dir={tmp_path} holds a run with other settings: seed=2 \(the run has 1\)"):
         run.check_same_run("seed: 2\nsteps: 10\n")

@@ -43,11 +43,10 @@ class Algorithm(ABC):
     """How samples and rewards become a loss.
 
     A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each micro-batch;
-    `old_log_prob` where it is to be recomputed; `loss` for each point; `after_step`.
+    `log_prob` of each point where old log-probabilities are recomputed; `loss` for each point; `after_step`.
     """
 
     adapters: tuple[str, ...]  # whose velocities `loss` needs, the trained one first
-    sampler: str  # which of them the engine samples with
     recomputes_old_log_prob: bool  # the actor evaluates every point once before the first update
     tolerated_gap: float = math.inf  # between the engine's and the actor's log-probabilities, before they spoil the update
 

@@ -21,8 +21,6 @@ class FlowGRPO(Algorithm):
     the exact KL divergence of two Gaussians per latent dimension.
     """
 
-    sampler = CURRENT
-
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         assert isinstance(config.algorithm, FlowGRPOConfig)

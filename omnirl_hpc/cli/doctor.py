@@ -25,7 +25,7 @@ PACKAGES = (
 # Settings without a default, which say nothing about the installation.
 UNUSED = ("run_dir=-", "model.path=-", "data.prompts=-")
 
-# vllm-omni -> the versions that it was released with (its metadata, and DESIGN's one set that installs together)
+# vllm-omni -> the versions that it was released with (its metadata, and the sets in constraints/ that install together)
 GOES_WITH = {
     (0, 30): {"torch": "2.13", "diffusers": "0.40", "transformers": "5.1", "accelerate": "1.12"},
     (0, 26): {"torch": "2.11", "diffusers": "0.38"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from typing import Sequence
 
 from omnirl_hpc.config.load import LoadedConfig, load_config
@@ -23,6 +24,8 @@ from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
+
+SPEAKING_SECONDS = 2.0
 
 
 def run(overrides: Sequence[str]) -> None:
@@ -44,6 +47,7 @@ def run(overrides: Sequence[str]) -> None:
     except OmniRLError as error:
         if identity.rank == 0:
             raise
+        time.sleep(SPEAKING_SECONDS)  # a launcher may end the other ranks as soon as one has ended: rank 0 speaks first
         sys.exit(error.exit_code)
     stop = StopFlag(run_directory.path)
     stop.install()  # before torch is imported, which takes seconds in which signals are real

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
 
 # Where things are, how work is spread, what is written down, how long a run is. Everything else decides results.
@@ -22,6 +23,7 @@ MAY_CHANGE = (
     "rollout.ulysses_degree",
     "rollout.cfg_parallel_size",
     "rollout.embedding_cache_size",
+    "rollout.max_log_prob_gap",
     "actor.shard_size",
     "actor.activation_checkpointing",
     "reward.workers",
@@ -34,6 +36,8 @@ MAY_CHANGE = (
 def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     """Raise ConfigError naming every setting in which a command differs from the run it would go on with."""
     saved, current = (flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (saved_yaml, current_yaml))
+    defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))))
+    saved = {key: value for key, value in defaults.items() if key in current} | saved  # settings that are newer than the run
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())

@@ -257,6 +257,8 @@ def reward_fraction_is_valid(config: Config, world_size: int) -> None:
 
 
 def paths_exist(config: Config, world_size: int) -> None:
+    for key, value in {"run_dir": config.run_dir, "model.path": config.model.path, "data.prompts": config.data.prompts}.items():
+        _require(bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
     model = Path(config.model.path)
     _require(
         (model / "model_index.json").is_file(),

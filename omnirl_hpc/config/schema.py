@@ -31,8 +31,8 @@ class DataConfig:
     prompts_per_step: int = 32  # groups of a step, over all ranks
     samples_per_prompt: int = 16  # the size of a group
     negative_prompt: str = " "  # where the table has no column negative_prompt
-    # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width that holds the step's
-    # longest prompt, because the width changes kernels: rollout and actor must share it.
+    # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width greater than the
+    # step's longest prompt, because the width changes kernels: rollout and actor must share it.
     text_lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024])
 
 
@@ -139,7 +139,7 @@ class RewardConfig:
 
     name: str = "jpeg_compressibility"  # a key of omnirl_hpc.rewards.REWARDS
     workers: int = 1  # spawned processes for each rank
-    timeout_seconds: float = 300.0  # for one micro-batch
+    timeout_seconds: float = 300.0  # for each micro-batch of a step; all of them together have that many times as long
     max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
 
 

@@ -34,7 +34,7 @@ class ProgressDisplay:
             return
         line = (
             f"step {metrics['step'] + 1:>4}/{self._steps}  reward {metrics['reward/mean']:.6g}  loss {metrics['loss']:.3g}  "
-            f"grad_norm {metrics['grad_norm']:.3g}  clipped {metrics['clip_fraction']:.0%}  {metrics['time/step']:.1f} s  "
+            f"grad_norm {metrics['grad_norm']:.3g}  {metrics['time/step']:.1f} s  "
             f"{metrics['images_per_second']:.3g} images/s"
         )
         if self._bar is None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 KINDS = ("ode", "sde", "cps", "dance")
-STOCHASTIC_KINDS = KINDS[1:]
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ def test_a_missing_setting_is_one_sentence():
 def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     assert "holds a run with other settings" in said(train())
 
 
@@ -194,10 +195,15 @@ def test_a_folder_in_use_or_of_another_recipe_is_silence_on_rank_1(train, tmp_pa
     silent = train(micro, RANK="1", **world)
     assert (silent.returncode, silent.stderr) == (2, "")
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     assert "seed=0 (the run has 7)" in said(train(micro, RANK="0", **world))
     silent = train(micro, RANK="1", **world)
     assert (silent.returncode, silent.stderr) == (2, "")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "lock.json"]  # nothing was touched
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "config.yaml",
+        "lock.json",
+    ]  # nothing was touched
 
 
 def test_a_launcher_that_contradicts_itself(train):

@@ -18,7 +18,7 @@ METRICS = {
     "time/step": 2.0,
     "images_per_second": 16.0,
 }
-LINE = "step    5/30  reward -0.0125  loss 0.001  grad_norm 0.5  clipped 25%  2.0 s  16 images/s"
+LINE = "step    5/30  reward -0.0125  loss 0.001  grad_norm 0.5  2.0 s  16 images/s"
 
 
 def test_one_plain_line_a_step_in_a_log(capsys):
