@@ -50,7 +50,7 @@ class RewardRunner:
     def submit(self, batch: RewardBatch) -> None:
         """Start scoring; returns at once. Raises RewardError when a worker process is gone."""
         try:
-            # Processes are started here. They inherit what is blocked: a signal in the seconds before `_make_reward` would end them.
+            # Processes are started here, and inherit what is blocked: before `_make_reward`, a signal would end them.
             with _signals_blocked():
                 multiprocessing.resource_tracker.ensure_running()  # starting it unblocks signals, so before the workers
             with _signals_blocked():
