@@ -8,7 +8,7 @@
 #
 #   RECIPE        a file of configs/recipe/           RUN_DIR       results; the same folder again: the run goes on
 #   MODEL         a folder in diffusers' layout       PROMPTS       a parquet file (omnirl-hpc prompts)
-#   LAUNCHER      srun | torchrun                     MAX_REQUEUES  after so many the job stays away
+#   LAUNCHER      srun | torchrun | pmix | mpirun     MAX_REQUEUES  after so many the job stays away
 #   CONTAINER     an image for apptainer              BINDS         more folders for it, with commas
 #   PYTHON        outside of a container              OMNIRL_ROOT   the checkout, where jobs are not submitted from it
 set -euo pipefail
@@ -19,6 +19,10 @@ fail() {
 }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a job script: start it with sbatch"
+
+# A warning that comes before the ranks are there would end this shell; `train` passes it on.
+warned=0
+trap 'warned=1' USR1
 
 restart=${SLURM_RESTART_COUNT:-0}
 tasks=${SLURM_NTASKS:-1}
@@ -43,6 +47,14 @@ export MASTER_ADDR MASTER_PORT
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PYTHONUNBUFFERED=1
+export TTY_COMPATIBLE=0 # mpirun gives rank 0 a terminal; this is a log, and wants lines instead of a moving bar
+
+# When the job's time is up, for `stop_before`: newer Slurm says it, and a container has no scontrol to ask.
+if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
+  job_end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null || true)
+  [[ $job_end != 20* ]] || SLURM_JOB_END_TIME=$(date --date="$job_end" +%s)
+  [[ -z ${SLURM_JOB_END_TIME:-} ]] || export SLURM_JOB_END_TIME
+fi
 
 # Compute nodes have no internet: a library that asks a hub must fail at once and say so.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
@@ -58,7 +70,7 @@ ulimit -c 0
 
 python=("$PYTHON")
 if [[ -n $CONTAINER ]]; then
-  runtime=$(command -v apptainer || command -v singularity) || fail "CONTAINER=$CONTAINER needs apptainer or singularity; module load?"
+  runtime=$(command -v apptainer || command -v singularity) || fail "CONTAINER=$CONTAINER needs apptainer or singularity (module load?)"
   [[ -e $CONTAINER ]] || fail "CONTAINER=$CONTAINER does not exist"
 fi
 
@@ -94,13 +106,19 @@ choose_launcher() {
       # and no agent has to find out whether a name is its own. Slurm sends signals to every process of a step: the agents leave
       # those to the ranks (USR1 would kill an agent, TERM would make it kill its ranks while they save).
       # shellcheck disable=SC2016 # the variables are the task's
-      launch=("${step[@]}" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1
-        --cpus-per-task=$((${SLURM_CPUS_PER_TASK:-1} * per_node))
+      launch=(env "SRUN_CPUS_PER_TASK=$((${SLURM_CPUS_PER_TASK:-1} * per_node))"
+        "${step[@]}" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1
         bash -c 'trap "" USR1 TERM; PET_NODE_RANK=$SLURM_NODEID exec "$@"' agent
         "${python[@]}" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --max-restarts=0
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT" "${program[@]}")
       ;;
-    *) fail "LAUNCHER=$LAUNCHER is not known; it must be one of: srun, torchrun" ;;
+    pmix) launch=("${step[@]}" --mpi=pmix "${python[@]}" "${program[@]}") ;;
+    mpirun)
+      # Open MPI binds each rank to one core unless told otherwise: threads of data loading and rewards would share it.
+      export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
+      launch=(mpirun -n "$tasks" "${python[@]}" "${program[@]}")
+      ;;
+    *) fail "LAUNCHER=$LAUNCHER is not known; it must be one of: srun, torchrun, pmix, mpirun" ;;
   esac
 }
 
@@ -127,6 +145,7 @@ train() {
   rm -f "$stop_file" "$requeue_marker" # of a job that had this number before
   # The warning before the time limit or a preemption. A file reaches the ranks through any launcher and container.
   trap 'signalled=1; echo "$(date +%T) USR1: the system wants the nodes back; the run saves and ends"; touch "$stop_file"' USR1
+  ((!warned)) || touch "$stop_file"
   # scancel: Slurm has told the ranks, too. This shell only waits for them.
   trap 'signalled=1; echo "$(date +%T) TERM: waiting for the ranks to save"' TERM
 
@@ -151,7 +170,7 @@ train() {
 # Does not return: the job ends here, and starts again under the same number.
 requeue() {
   if ((restart >= MAX_REQUEUES)); then
-    echo "requeued $restart times already (MAX_REQUEUES=$MAX_REQUEUES): the run is saved in $RUN_DIR, and goes on when it is submitted again"
+    echo "requeued $restart times already (MAX_REQUEUES=$MAX_REQUEUES): the run is saved in $RUN_DIR, and goes on when submitted again"
     exit 1
   fi
   echo "$(date +%T) requeue"

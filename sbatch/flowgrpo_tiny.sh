@@ -23,4 +23,4 @@ fi
 PROMPTS=${PROMPTS:-$RUN_DIR/prompts.parquet}
 [[ -e $MODEL/model_index.json ]] || omnirl tiny-model "$MODEL"
 [[ -e $PROMPTS ]] || omnirl prompts "$PROMPTS" --kind ocr --count 64 --seed 0
-train "$@"
+train data.prompts_per_step=8 "$@" # the recipe is for 2 ranks; 4 need twice the prompts

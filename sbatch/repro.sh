@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Are two runs of the same command equal to the bit? A chain of three jobs: a strict run, the same again, and `compare` after them.
+# Are two runs of the same command equal to the bit? A chain of three jobs: a strict run, the same again, then `compare`.
 # The last job's exit code is the answer: 0 equal, 1 different (its log names the first step, phase and tensor).
 #
 #   bash sbatch/repro.sh steps=5                                     the demo on CPU nodes; `sbatch sbatch/repro.sh` does the same

@@ -59,6 +59,10 @@ class Cluster:
         self._shared = ":".join(str(path) for path in (shared, ROOT, Path(sys.prefix), Path(sys.base_prefix)))
         self.environ = {key: value for key, value in os.environ.items() if not key.startswith((*OURS, "SBATCH_"))}
         self.environ |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "SBATCH_OUTPUT": str(folder / "%x-%j.out")}
+        self.environ |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }  # the pretend hosts know no other user
         self._faulty_python = folder / "python_with_faults"
         self._faulty_python.write_text(FAULTY_PYTHON)
         self._faulty_python.chmod(0o755)
@@ -104,6 +108,10 @@ class Cluster:
             environ["PYTHON"] = str(self._faulty_python)
         return Job(self, self.call("sbatch", "--parsable", *options, script, *SMALL, "steps=3", *overrides, **environ))
 
+    def submit_other(self, *arguments: str) -> Job:
+        """Anything but a run."""
+        return Job(self, self.call("sbatch", "--parsable", *arguments))
+
 
 class Job:
     """A submitted job, or a task of an array (`12_0`)."""
@@ -135,6 +143,9 @@ class Job:
             return file.exists()
 
         wait_until(made, f"{file} of job {self.number}", DEADLINE, self.output)
+
+    def wait_for_state(self, state: str) -> None:
+        wait_until(lambda: self.show()["JobState"] == state, f"job {self.number} to be {state}", DEADLINE, self.output)
 
     def signal(self, name: str, *options: str) -> None:
         self._cluster.call("scancel", f"--signal={name}", *options, self.number)

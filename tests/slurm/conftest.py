@@ -11,7 +11,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 
-TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "ip", "nsenter", "unshare")
+TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "mpirun", "ip", "nsenter", "unshare")
 MISSING = next((f"{tool} is missing (tests/slurm/install.sh)" for tool in TOOLS if shutil.which(tool) is None), None)
 PROBLEM = "the pretend hosts can be made by root only" if os.geteuid() else MISSING
 LEFT_OUT = PROBLEM is not None and os.environ.get("CI", "").lower() not in ("1", "true")

@@ -81,7 +81,8 @@ ReturnToService=2
 JobRequeue=1
 EnforcePartLimits=ANY
 DefMemPerCPU=100
-NodeName=DEFAULT CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEMORY Gres=gpu:h100:$GPUS State=UNKNOWN
+NodeName=DEFAULT CPUs=$CPUS Boards=1 SocketsPerBoard=1 \\
+  CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEMORY Gres=gpu:h100:$GPUS State=UNKNOWN
 $(i=10; for n in $(nodes); do i=$((i + 1)); echo "NodeName=$n NodeAddr=$NET.$i"; done)
 PartitionName=batch Nodes=$NODELIST Default=YES MaxTime=24:00:00 DefaultTime=10 State=UP PriorityTier=10 GraceTime=60
 PartitionName=urgent Nodes=$NODELIST MaxTime=1:00:00 DefaultTime=5 State=UP PriorityTier=100 PreemptMode=OFF
