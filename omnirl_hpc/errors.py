@@ -33,6 +33,10 @@ class RewardError(OmniRLError):
     """A reward could not score its samples. The message names the reward."""
 
 
+class MismatchError(OmniRLError):
+    """Engine and actor do not compute the same log-probabilities."""
+
+
 class CheckpointError(OmniRLError):
     """A checkpoint could not be written, or does not fit the run."""
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from omnirl_hpc.errors import OmniRLError
 
-
 ALIGNMENT = 512  # bytes; any dtype may be viewed in a host copy
 
 
@@ -54,6 +53,16 @@ class PinnedTensors:
                 storage = self._own(tensor, storage)
             if storage.nbytes():  # the storage object's address: data pointers change when storages are refilled
                 self._entries.setdefault(storage._cdata, _Entry(storage, tensor.device, frozen, storage.nbytes()))
+
+    def save(self) -> None:
+        """Make the host copies now: page-locking tens of GiB takes a while, and the first `offload` is then as fast as others."""
+        _to_host([entry for entry in self._entries.values() if entry.host is None])
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The host copy of an added tensor, or of a view of one."""
+        entry = self._entries[tensor.untyped_storage()._cdata]
+        host = entry.host.view(tensor.dtype)
+        return host.as_strided(tensor.size(), tensor.stride(), host.storage_offset() + tensor.storage_offset())
 
     def offload(self) -> None:
         """Empty the storages. The tensors must not be used until `onload`."""

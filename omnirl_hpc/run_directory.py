@@ -61,17 +61,23 @@ class RunDirectory:
                 _replace(path, "".join(line + "\n" for line in kept))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl. Rank 0 only."""
+        """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
+        values = {name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()}
         with self.metrics.open("a") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(json.dumps(values, allow_nan=False) + "\n")
 
     def log_to_file(self, rank: int, world_size: int) -> None:
-        """Send this rank's log records to log/rank_N.log."""
+        """Send this rank's log records to log/rank_N.log, and rank 0's warnings to the screen too."""
         handler = logging.FileHandler(self.logs / f"rank_{rank:0{len(str(world_size - 1))}d}.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("omnirl_hpc")
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
+        if rank == 0:
+            screen = logging.StreamHandler()
+            screen.setLevel(logging.WARNING)
+            screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+            logger.addHandler(screen)
 
 
 def _replace(path: Path, text: str) -> None:

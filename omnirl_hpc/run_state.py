@@ -20,6 +20,7 @@ from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import peft_config
 from omnirl_hpc.residency import Residency
+from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -37,13 +38,14 @@ class RunState:
         run: RunDirectory,
         checkpointer: Checkpointer,
         actor: Actor,
+        engine: RolloutEngine,
         algorithm: Algorithm,
         sampler: GroupSampler,
         residency: Residency,
         timer: PhaseTimer,
     ) -> None:
         self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
-        self._actor, self._algorithm, self._sampler = actor, algorithm, sampler
+        self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
         self._residency, self._timer = residency, timer
         self._between_steps: dict[str, Any] = {}  # algorithm and cursor as of the last step boundary
         self._saved_step = -1
@@ -109,6 +111,7 @@ class RunState:
                         "step": step,
                         **self._between_steps,
                         "schedule": self._actor.scheduler_state(),
+                        "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
                         "prompts": fingerprint(config.data.prompts),
                         "config": self._loaded.to_yaml(),
                         "omnirl_hpc": __version__,
@@ -130,6 +133,7 @@ class RunState:
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
+        self._engine.micro_batch_size = state["micro_batch_size"]
         self._saved_step = state["step"]
         log.info("resumed from %s", path)
         return state["step"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
 from omnirl_hpc.algorithms import ALGORITHMS
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
@@ -32,6 +32,7 @@ from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
+from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.run_state import RunState
@@ -67,12 +68,16 @@ class Trainer:
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
-        self.state = RunState(loaded, run, checkpointer, self.actor, self.algorithm, self.sampler, self.residency, timer)
+        self.state = RunState(
+            loaded, run, checkpointer, self.actor, self.engine, self.algorithm, self.sampler, self.residency, timer
+        )
 
     def train(self) -> StopReason:
         """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
         first = self.state.restore()
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
+        if self.device.type == "cuda":
+            self.fit_micro_batch(first)
         self.timer.take()
         with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
             for step in range(first, self.config.steps):
@@ -87,6 +92,7 @@ class Trainer:
                 progress.show(metrics)
                 self.state.save_if_due(step + 1)
         self.state.finish()
+        self.engine.close()
         return StopReason.NONE
 
     def train_step(self, step: int) -> dict[str, float]:
@@ -112,6 +118,8 @@ class Trainer:
         with self.timer.phase("actor"):
             for i, points in enumerate(updates):
                 accumulate_gradients(self.actor, self.algorithm, points, metrics, self.check_stop, first=i == 0)
+                if i == 0:
+                    check_gap(self.algorithm, metrics, self.config.rollout.max_log_prob_gap)
                 self.hashes.gradients(step, i, self.actor.lora_gradients)
                 apply_gradients(self.actor, metrics)
             self.algorithm.after_step(step)
@@ -120,6 +128,14 @@ class Trainer:
 
         self.save_samples(step, batch, scored, groups)
         return self.report(step, metrics, scored)
+
+    def fit_micro_batch(self, step: int) -> None:
+        """Find out before the first step whether the engine's micro-batch fits into memory; it also warms kernels up."""
+        cursor = self.sampler.cursor
+        requests = make_requests(self.config, self.family, self.embed, self.layout, step, self.sampler.next_groups())
+        self.sampler.cursor = cursor
+        longest, strict = self.config.data.text_lengths[-1], self.config.determinism == "strict"
+        fit_micro_batch_size(self.engine, requests, longest, self.device, may_shrink=not strict)
 
     def check_stop(self) -> None:
         """Collective, before every micro-batch."""
@@ -181,7 +197,7 @@ class Trainer:
         return {
             "step": step,
             "reward/mean": float(valid.mean()),
-            "reward/std": float(valid.std()),
+            "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
             "reward/zero_std_groups": zero_std_groups(scored.rewards, scored.groups, scored.mask),
             "reward/failed": int((~scored.mask).sum()),
             **metrics.reduce(),
@@ -193,5 +209,5 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """End the reward workers. The process group is the caller's."""
+        """End the reward workers, whatever they are doing. The process group is the caller's."""
         self.rewards.close()

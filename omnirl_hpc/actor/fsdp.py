@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from omnirl_hpc.actor.attention import set_attention
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
@@ -32,6 +33,7 @@ class FSDPActor:
         transformer = family.load_transformer(getattr(torch, config.actor.dtype))
         self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
         add_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+        set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))

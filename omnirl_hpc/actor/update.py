@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Sequence
 
 import torch
@@ -9,10 +10,14 @@ from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms.algorithm import CURRENT, Algorithm, TrainingPoint
-from omnirl_hpc.errors import NonFiniteError
+from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 
-FIRST_UPDATE_GAP = "ratio/first_update_max_abs_log"
+log = logging.getLogger(__name__)
+
+# |log p of the actor - log p of the engine| before the first optimizer step of a training step: 0 where both compute the same
+LARGEST_GAP = "ratio/first_update_max_abs_log"
+MEAN_GAP = "ratio/first_update_mean_abs_log"
 
 
 @torch.no_grad()
@@ -24,7 +29,7 @@ def recompute_old_log_probs(
         check_stop()
         velocity = actor.velocity(point, CURRENT)
         point.extras["old_log_prob"] = algorithm.log_prob(point, velocity)
-        metrics.add_max(FIRST_UPDATE_GAP, rollout_gap(algorithm, point, velocity))
+        _measure_gap(point, point.extras["old_log_prob"], metrics)
 
 
 def accumulate_gradients(
@@ -37,7 +42,7 @@ def accumulate_gradients(
 ) -> None:
     """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is that of one point.
 
-    `first`: no optimizer step has been made since the rollout. Raises NonFiniteError for a loss that is NaN or infinite.
+    `first`: no optimizer step has been made since the rollout. A loss that is not finite shows in `apply_gradients`, on all ranks.
     """
     for point in points:
         check_stop()
@@ -46,25 +51,41 @@ def accumulate_gradients(
             with torch.set_grad_enabled(adapter == CURRENT):
                 velocities[adapter] = actor.velocity(point, adapter)
         output = algorithm.loss(point, velocities)
-        if not bool(torch.isfinite(output.loss)):
-            raise NonFiniteError(f"the loss is {float(output.loss.detach())}")
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
         for name, values in output.means.items():
             metrics.add_mean(name, values, point.weights)
         for name, value in output.maxima.items():
             metrics.add_max(name, value)
-        if first:
-            metrics.add_max(FIRST_UPDATE_GAP, rollout_gap(algorithm, point, velocities[CURRENT].detach()))
+        if first and not algorithm.recomputes_old_log_prob:
+            _measure_gap(point, algorithm.log_prob(point, velocities[CURRENT].detach()), metrics)
+
+
+def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
+    """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
+    gap = metrics.largest(LARGEST_GAP)
+    if not gap <= limit:
+        raise MismatchError(
+            f"before the first update, the actor's log-probabilities differ from the engine's by up to {gap:.3g}, more than "
+            f"rollout.max_log_prob_gap={limit}: the two do not compute the same policy"
+        )
+    if gap > algorithm.tolerated_gap:
+        log.warning(
+            "the engine's log-probabilities differ from the actor's by up to %.3g, more than the clip range %.3g: with "
+            "algorithm.old_log_prob=rollout such samples are clipped before anything is learned; recompute avoids it",
+            gap,
+            algorithm.tolerated_gap,
+        )
 
 
 def apply_gradients(actor: Actor, metrics: Accumulator) -> None:
-    """One optimizer step. Raises NonFiniteError for a gradient that is NaN or infinite."""
+    """One optimizer step. Raises NonFiniteError on every rank for a gradient that is NaN or infinite on any."""
     grad_norm, lr = actor.apply_gradients()
     metrics.set("grad_norm", grad_norm)
     metrics.set("lr", lr)
 
 
-def rollout_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Tensor) -> Tensor:
-    """The largest |log p of the actor - log p of the rollout| of a point: 0 where both compute the same."""
-    return (algorithm.log_prob(point, velocity) - point.extras["rollout_log_prob"]).abs().max()
+def _measure_gap(point: TrainingPoint, log_prob: Tensor, metrics: Accumulator) -> None:
+    gap = (log_prob - point.extras["rollout_log_prob"]).abs()
+    metrics.add_max(LARGEST_GAP, gap.max())
+    metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class Algorithm(ABC):
     adapters: tuple[str, ...]  # whose velocities `loss` needs, the trained one first
     sampler: str  # which of them the engine samples with
     recomputes_old_log_prob: bool  # the actor evaluates every point once before the first update
+    tolerated_gap: float = math.inf  # between the engine's and the actor's log-probabilities, before they spoil the update
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -29,6 +29,8 @@ class FlowGRPO(Algorithm):
         self.settings = config.algorithm
         self.adapters = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
         self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
+        if not self.recomputes_old_log_prob:
+            self.tolerated_gap = self.settings.clip_range
 
     def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
         clip = self.settings.advantage_clip

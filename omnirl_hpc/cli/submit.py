@@ -83,6 +83,11 @@ def render(request: Request, overrides: Sequence[str]) -> str:
     """The job script. Raises ConfigError for everything that the job itself would refuse."""
     loaded = load_config(overrides)
     config = loaded.config
+    if request.chain > 1 and config.checkpoint.resume_step is not None:
+        raise ConfigError(
+            f"checkpoint.resume_step={config.checkpoint.resume_step} and chain={request.chain}: every job of the chain would go back "
+            "to that step; submit one job with it first, then the chain"
+        )
     check(config, request.nodes * request.ranks_per_node)
     PromptTable(config.data.prompts)
     name = request.job_name or loaded.choices["recipe"]

@@ -32,6 +32,8 @@ def run(overrides: Sequence[str]) -> None:
     try:
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
+        if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+            loaded.config.checkpoint.resume_step = None  # meant for the job's first start; a requeued job goes on where it was
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)
@@ -121,7 +123,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}, micro-batch {actor.micro_batch_size}, "
         f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor sdpa",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention}",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",

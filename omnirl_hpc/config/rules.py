@@ -18,6 +18,7 @@ MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 # The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
 FAMILIES = ("qwen_image",)
+ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
 ALGORITHMS = ("flow_grpo",)
 REWARDS = ("jpeg_compressibility",)
@@ -48,6 +49,7 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "sampling.num_inference_steps": config.sampling.num_inference_steps,
         "rollout.micro_batch_size": config.rollout.micro_batch_size,
         "rollout.embedding_cache_size": config.rollout.embedding_cache_size,
+        "rollout.max_log_prob_gap": config.rollout.max_log_prob_gap,
         "actor.micro_batch_size": config.actor.micro_batch_size,
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,
@@ -97,6 +99,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
     _one_of("actor.dtype", config.actor.dtype, DTYPES)
     _one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
+    _one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
     _one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
 
 

@@ -68,6 +68,8 @@ class RolloutConfig:
     ulysses_degree: int = 1
     cfg_parallel_size: int = 1
     embedding_cache_size: int = 4096  # prompts whose embeddings are kept in host memory
+    # The largest |log p of the actor - log p of the engine| before the first update of a step; more stops the run.
+    max_log_prob_gap: float = 5e-3
     # The rest is for engine=vllm_omni.
     lora: str = "adapter"  # adapter: beside the weights | merged: added into them (no cost in rollout, more at each sync)
     attention: str = "sdpa"  # sdpa | fa3 | flash_attn
@@ -107,6 +109,7 @@ class ActorConfig:
     updates_per_step: int = 2  # optimizer steps (mini-batches) in a training step
     micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
+    attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     activation_checkpointing: bool = True
     cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
 

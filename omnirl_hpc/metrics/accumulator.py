@@ -34,6 +34,12 @@ class Accumulator:
         """A value that is already the same on every rank; the last one set counts."""
         self._values[name] = value
 
+    def largest(self, name: str) -> float:
+        """A maximum over all ranks, before `reduce`. Collective."""
+        value = self._maxima[name].clone()
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return float(value)
+
     def reduce(self) -> dict[str, float]:
         """The metrics of all ranks. Collective: every rank has added the same names in the same order."""
         result = dict(self._values)

@@ -29,6 +29,7 @@ class DiffusersEngine:
         self._timer = timer
         self._schedule = family.make_schedule(config.sampling.num_inference_steps)
         self._version = -1
+        self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
         self._pipeline = family.load_pipeline(dtype)
         targets = config.actor.lora.target_modules or family.lora_targets
@@ -51,6 +52,9 @@ class DiffusersEngine:
     def wake(self) -> None:
         self._pinned.onload()
 
+    def close(self) -> None:
+        del self._pipeline
+
     def _require_awake(self) -> None:
         if self._pinned.offloaded:
             raise RuntimeError("the engine is asleep: wake() it before use")
@@ -63,7 +67,7 @@ class DiffusersEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
         self._require_awake()
-        size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
+        size, shape = self.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise)
             self._pipeline(

@@ -37,6 +37,8 @@ class LoraReceipt:
 class RolloutEngine(Protocol):
     """Generates trajectories with the current adapter."""
 
+    micro_batch_size: int  # samples generated at once
+
     def encode(self, prompt: str) -> Tensor:
         """Embeddings [L, D] of one prompt."""
 
@@ -45,6 +47,9 @@ class RolloutEngine(Protocol):
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""
+
+    def close(self) -> None:
+        """Let go of the model. The default process group is the host's and stays."""
 
     def sleep(self) -> None:
         """Free the device: weights go to pinned host memory. The engine may not be used until `wake`."""

@@ -7,9 +7,16 @@ import math
 import pytest
 import torch
 
-from omnirl_hpc.actor.update import FIRST_UPDATE_GAP, accumulate_gradients, apply_gradients, recompute_old_log_probs
+from omnirl_hpc.actor.update import (
+    LARGEST_GAP,
+    MEAN_GAP,
+    accumulate_gradients,
+    apply_gradients,
+    check_gap,
+    recompute_old_log_probs,
+)
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
-from omnirl_hpc.errors import NonFiniteError
+from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from tests.helpers import CPU, go_on, one_rank_group
 
@@ -33,6 +40,9 @@ class OneNumber:
 
 class SumOfVelocity:
     """log p = the velocity's sum; loss = - sum of weights x advantages x (log p - log p of the reference)."""
+
+    recomputes_old_log_prob = False
+    tolerated_gap = math.inf
 
     def __init__(self, *adapters: str) -> None:
         self.adapters = adapters
@@ -95,7 +105,9 @@ def test_only_the_policy_has_gradients(points, metrics):
 
 def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
     update(OneNumber(3.0), SumOfVelocity(CURRENT), points, metrics, first=True)
-    assert metrics.reduce()[FIRST_UPDATE_GAP] == 0.5  # 3 x 4 against 12.5; the others are exact
+    reported = metrics.reduce()
+    assert reported[LARGEST_GAP] == 0.5  # 3 x 4 against 12.5; the others are exact
+    assert reported[MEAN_GAP] == 0.5 / 4
 
 
 def test_recomputed_log_probs_are_the_actors(points, metrics):
@@ -105,16 +117,33 @@ def test_recomputed_log_probs_are_the_actors(points, metrics):
     assert [p.extras["rollout_log_prob"].tolist() for p in points] == [[3.0, 6.0], [12.5, 15.0]]
     assert not any(p.extras["old_log_prob"].requires_grad for p in points)
     assert actor.calls == [(CURRENT, False)] * 2
-    assert metrics.reduce() == {FIRST_UPDATE_GAP: 0.5}
+    assert metrics.reduce() == {LARGEST_GAP: 0.5, MEAN_GAP: 0.5 / 4}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_loss_that_is_not_finite_stops_the_run(points, metrics, value):
-    points[1].advantages[0] = value
-    actor = OneNumber(3.0)
-    with pytest.raises(NonFiniteError, match="the loss is -?(nan|inf)"):
-        update(actor, SumOfVelocity(CURRENT), points, metrics, first=True)
-    assert actor.gradients == []
+@pytest.mark.parametrize("limit", [0.4, 0.5])
+def test_the_gate_between_engine_and_actor(points, metrics, limit):
+    algorithm = SumOfVelocity(CURRENT)
+    update(OneNumber(3.0), algorithm, points, metrics, first=True)  # a gap of 0.5, see above
+    if limit < 0.5:
+        with pytest.raises(MismatchError, match=r"by up to 0.5, more than rollout.max_log_prob_gap=0.4"):
+            check_gap(algorithm, metrics, limit)
+    else:
+        check_gap(algorithm, metrics, limit)
+
+
+def test_a_gap_that_is_not_a_number_does_not_pass_the_gate(metrics):
+    metrics.add_max(LARGEST_GAP, math.nan)
+    with pytest.raises(MismatchError, match="by up to nan"):
+        check_gap(SumOfVelocity(CURRENT), metrics, 1.0)
+
+
+@pytest.mark.parametrize(("tolerated", "warnings"), [(0.4, 1), (0.5, 0)])
+def test_trusting_the_engine_beyond_the_clip_range_warns(points, metrics, caplog, tolerated, warnings):
+    algorithm = SumOfVelocity(CURRENT)
+    algorithm.tolerated_gap = tolerated
+    update(OneNumber(3.0), algorithm, points, metrics, first=True)
+    check_gap(algorithm, metrics, limit=1.0)
+    assert len([r for r in caplog.records if "more than the clip range" in r.getMessage()]) == warnings
 
 
 def test_a_stop_is_asked_for_before_every_point(points, metrics):

@@ -81,6 +81,11 @@ def test_what_the_job_would_refuse_is_refused_here(needed, capsys, wrong, senten
     assert said.out == "" and sentence in said.err and said.err.count("\n") == 1
 
 
+def test_a_chain_would_go_back_again_and_again(needed, capsys):
+    refused("--dry-run", *needed, "chain=2", "checkpoint.resume_step=3")
+    assert "checkpoint.resume_step=3 and chain=2: every job of the chain would go back" in capsys.readouterr().err
+
+
 def test_without_slurm_the_cure_is_named(needed, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -37,6 +37,7 @@ class VllmOmniEngine:
         self._timer = timer
         self._schedule = family.make_schedule(config.sampling.num_inference_steps)
         self._version = -1
+        self.micro_batch_size = config.rollout.micro_batch_size
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
         from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
@@ -68,7 +69,7 @@ class VllmOmniEngine:
     def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
         self._require_awake()
         self._lora.prepare()
-        size, shape = self._config.rollout.micro_batch_size, self._family.latent_shape()
+        size, shape = self.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise)
             with self._forward_context():

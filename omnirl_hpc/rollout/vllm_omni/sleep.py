@@ -10,18 +10,17 @@ same on every device: what CI tests is what a GPU runs.
 
 from __future__ import annotations
 
+import logging
 from typing import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.errors import EngineError
-from omnirl_hpc.pinned import page_locked
+from omnirl_hpc.pinned import PinnedTensors
 
 GIB = 2**30
-ALIGNMENT = 64  # bytes; any dtype may be viewed at such an offset
-# Part of the weights' size that may stay reserved on a sleeping GPU: segments shared with tensors that are still there.
-KEPT_FRACTION, KEPT_BYTES = 0.02, 256 * 2**20
+log = logging.getLogger(__name__)
 
 
 class SleepingWeights:
@@ -36,82 +35,41 @@ class SleepingWeights:
             raise EngineError(f"rollout.awake names {', '.join(unknown)}, which {type(pipeline).__name__} does not have")
         self._device = device
         stay = {tensor.untyped_storage()._cdata for name in awake for tensor in _tensors(getattr(pipeline, name))}
-        self._storages: dict[int, torch.UntypedStorage] = {}  # tied weights share one
-        mapped: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        for tensor in _tensors(pipeline):
-            storage = tensor.untyped_storage()
-            if storage._cdata in stay or not storage.nbytes():
-                continue
-            if not storage.resizable():  # a file mapped into memory, on a CPU: own it
-                _, own = mapped.setdefault(storage._cdata, (storage, storage.clone()))
-                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
-                    own, tensor.storage_offset(), tensor.size(), tensor.stride()
-                )
-                storage = own
-            self._storages[storage._cdata] = storage
-        self._places: dict[int, tuple[int, int]] = {}  # offset and size in the host copy
-        end = 0
-        for key, storage in self._storages.items():
-            self._places[key] = (end, storage.nbytes())
-            end += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        self._size = end
-        self._host: Tensor | None = None
-        self.asleep = False
+        self._pinned = PinnedTensors()
+        self._pinned.add((t for t in _tensors(pipeline) if t.untyped_storage()._cdata not in stay), frozen=True)
+
+    @property
+    def asleep(self) -> bool:
+        return self._pinned.offloaded
 
     def save(self) -> None:
         """Copy the weights to the host, the first time; to be called before anything changes them."""
-        if self._host is not None:
-            return
-        self._host = page_locked(self._size, self._device)
-        for key, storage in self._storages.items():
-            self._on_host(key).copy_(self._on_device(storage), non_blocking=True)
-        self._wait()
+        self._pinned.save()
 
     def sleep(self) -> None:
-        """Free the device. Raises EngineError where its memory does not come free."""
-        self.save()
-        self._wait()
-        before = self._reserved()
-        for storage in self._storages.values():
-            storage.resize_(0)
-        freed, expected = before - self._reserved(), self._size * (1 - KEPT_FRACTION) - KEPT_BYTES
-        if freed < expected:
-            raise EngineError(
-                f"the sleeping engine freed {freed / GIB:.2f} GiB of its {self._size / GIB:.2f} GiB on {self._device}"
-            )
-        self.asleep = True
+        """Free the device. Raises EngineError where somebody else still holds the weights' memory."""
+        before, reserved = self._held()
+        self._pinned.offload()
+        after, still_reserved = self._held()
+        size = self._pinned.host_bytes()
+        if self._device.type == "cuda" and before - after < size:
+            raise EngineError(f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on {self._device}")
+        # Segments that the weights share with tensors that are still there stay reserved: fragmentation, worth knowing.
+        log.info("engine asleep: %.2f of %.2f GiB given back", (reserved - still_reserved) / GIB, size / GIB)
 
     def wake(self) -> None:
         """Bring the weights back as they were saved, bit for bit."""
-        for key, storage in self._storages.items():
-            storage.resize_(self._places[key][1])
-            self._on_device(storage).copy_(self._on_host(key), non_blocking=True)
-        self._wait()
-        self.asleep = False
+        self._pinned.onload()
 
     def clean(self, weight: Tensor) -> Tensor:
         """The values of `weight` (or of a view of one) as they were saved, on the host."""
-        offset, _ = self._places[weight.untyped_storage()._cdata]
-        first = offset // weight.element_size() + weight.storage_offset()
-        return torch.empty(0, dtype=weight.dtype).set_(self._host.untyped_storage(), first, weight.shape, weight.stride())
+        return self._pinned.on_host(weight)
 
-    def _on_host(self, key: int) -> Tensor:
-        offset, size = self._places[key]
-        return self._host[offset : offset + size]
-
-    def _on_device(self, storage: torch.UntypedStorage) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-
-    def _reserved(self) -> int:
-        """Bytes that torch holds on the GPU; on a CPU, those of the weights."""
+    def _held(self) -> tuple[int, int]:
+        """Bytes in tensors, and bytes that torch has reserved for tensors, on the GPU."""
         if self._device.type != "cuda":
-            return sum(storage.nbytes() for storage in self._storages.values())
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(self._device)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            return 0, 0
+        return torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
