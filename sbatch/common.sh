@@ -51,7 +51,9 @@ export TTY_COMPATIBLE=0 # mpirun gives rank 0 a terminal; this is a log, and wan
 
 # When the job's time is up, for `stop_before`: newer Slurm says it, and a container has no scontrol to ask.
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
-  job_end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null || true)
+  # The number of an array's task can be the array's own, for which squeue lists all tasks.
+  job_end=$(squeue --noheader --states=RUNNING --jobs="$SLURM_JOB_ID" --format='%A %e' 2>/dev/null \
+    | awk -v job="$SLURM_JOB_ID" '$1 == job && !found { print $2; found = 1 }' || true)
   [[ $job_end != 20* ]] || SLURM_JOB_END_TIME=$(date --date="$job_end" +%s)
   [[ -z ${SLURM_JOB_END_TIME:-} ]] || export SLURM_JOB_END_TIME
 fi

@@ -29,5 +29,7 @@ def job_end_time(environ: Mapping[str, str]) -> float | None:
             f"stop_before needs the end of job {job}, and scontrol did not say it ({error}): export SLURM_JOB_END_TIME (seconds "
             "since the epoch) in the job script, or set stop_before=0"
         ) from None
-    found = re.search(r"\bEndTime=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})", shown)  # local time; Unknown: no limit
+    # The number of an array's task can be the array's own, for which all tasks are shown, one a line.
+    own = next((line for line in shown.splitlines() if line.startswith(f"JobId={job} ")), "")
+    found = re.search(r"\bEndTime=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})", own)  # local time; Unknown: no limit
     return datetime.fromisoformat(found[1]).timestamp() if found else None

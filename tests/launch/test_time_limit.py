@@ -39,6 +39,12 @@ def test_scontrol_says_it_in_local_time(scontrol):
     assert job_end_time(JOB) == time.mktime((2026, 11, 29, 22, 30, 5, 0, 0, -1))
 
 
+def test_the_task_of_an_array_is_found_among_the_others(scontrol):
+    others = "JobId=13 ArrayJobId=12 EndTime=2026-11-29T01:00:00"
+    scontrol(f"{others}\nJobId=12 ArrayJobId=12 ArrayTaskId=1 EndTime=2026-11-29T22:30:05 Deadline=N/A\n")
+    assert job_end_time(JOB) == time.mktime((2026, 11, 29, 22, 30, 5, 0, 0, -1))
+
+
 def test_a_job_without_a_limit(scontrol):
     scontrol("JobId=12 StartTime=2026-11-29T10:00:00 EndTime=Unknown Deadline=N/A")
     assert job_end_time(JOB) is None
