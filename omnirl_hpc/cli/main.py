@@ -13,6 +13,8 @@ from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
 COMMANDS = {
     "train": ("omnirl_hpc.cli.train", "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
+    "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
+    "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),
     "doctor": ("omnirl_hpc.cli.doctor", "what is installed, does it go together: omnirl-hpc doctor [rollout=vllm_omni …]"),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
     "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),

@@ -18,6 +18,7 @@ from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock, job_name
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.stop import StopFlag, StopReason
+from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.metrics.progress import print_choices
@@ -43,13 +44,14 @@ def run(overrides: Sequence[str]) -> None:
         PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
         lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
+        deadline = find_deadline(loaded.config.stop_before, identity)
         run_directory.create()
     except OmniRLError as error:
         if identity.rank == 0:
             raise
         time.sleep(SPEAKING_SECONDS)  # a launcher may end the other ranks as soon as one has ended: rank 0 speaks first
         sys.exit(error.exit_code)
-    stop = StopFlag(run_directory.path)
+    stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
     if identity.rank == 0:
         lock.acquire()
@@ -57,6 +59,14 @@ def run(overrides: Sequence[str]) -> None:
         train(loaded, identity, run_directory, stop)
     finally:
         lock.release()
+
+
+def find_deadline(stop_before: float, identity: Identity) -> float | None:
+    """When to stop by itself. Rank 0 alone looks at the clock, and asks Slurm once for the whole job."""
+    if not stop_before or identity.rank != 0:
+        return None
+    end = job_end_time(os.environ)
+    return None if end is None else end - stop_before
 
 
 def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:

@@ -16,6 +16,7 @@ MAY_CHANGE = (
     "steps",
     "residency",
     "timeout_seconds",
+    "stop_before",
     "init_adapter",
     "model.path",
     "data.prompts",

@@ -65,6 +65,7 @@ def counts_are_positive(config: Config, world_size: int) -> None:
 def counts_are_not_negative(config: Config, world_size: int) -> None:
     for key, value in {
         "seed": config.seed,
+        "stop_before": config.stop_before,
         "logging.samples_every": config.logging.samples_every,
         "logging.samples_count": config.logging.samples_count,
     }.items():

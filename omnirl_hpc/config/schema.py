@@ -172,6 +172,7 @@ class Config:
     determinism: str = "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
     init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
     timeout_seconds: float = 600.0  # the deadline of every collective operation
+    stop_before: float = 0.0  # seconds before the Slurm job's time limit to save and end; 0: the job script sees to it
     threads_per_rank: int = 1  # of torch on the CPU; fixed, because sums depend on it
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

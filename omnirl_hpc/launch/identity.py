@@ -1,4 +1,8 @@
-"""Rank, local rank and world size, from whatever started this process. Needs neither torch nor Slurm's tools."""
+"""Rank, local rank and world size, from whatever started this process. Needs neither torch nor Slurm's tools.
+
+MPI is only a launcher here (mpirun, mpiexec, `srun --mpi=…`): ranks talk through torch. mpi4py is asked for one thing, the
+address of rank 0, where neither the user nor Slurm says it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,18 @@ from typing import Mapping
 from omnirl_hpc.errors import ConfigError
 
 
+# rank, size, then local rank by the names that different launchers have for it
+MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),  # MPICH, Intel MPI, Cray PALS
+)
+
+
 @dataclass(frozen=True)
 class Identity:
     """This process among the ranks of the job."""
 
-    launcher: str  # torchrun | srun | alone
+    launcher: str  # torchrun | srun | mpi | alone
     rank: int
     local_rank: int
     world_size: int
@@ -29,8 +40,8 @@ class Identity:
 def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
     """Read the launcher's environment variables.
 
-    torchrun is asked first, since it may run inside an srun step. srun counts only inside a step (SLURM_STEP_ID): the batch
-    shell of a job has SLURM_NTASKS too, but is one process.
+    torchrun is asked first, since it may run inside an srun step, then MPI, whose mpirun starts its own daemons with srun. srun
+    counts only inside a step (SLURM_STEP_ID): the batch shell of a job has SLURM_NTASKS too, but is one process.
 
     Raises ConfigError when the variables are incomplete or contradict each other.
     """
@@ -44,14 +55,17 @@ def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
             _text(environ, "MASTER_ADDR"),
             _integer(environ, "MASTER_PORT"),
         )
+    elif mpi := _mpi_variables(environ):
+        identity = _mpi_identity(environ, mpi)
     elif "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+        _require_pmix_agrees(environ)
         world_size = _integer(environ, "SLURM_STEP_NUM_TASKS")
         identity = Identity(
             "srun",
             _integer(environ, "SLURM_PROCID"),
             _integer(environ, "SLURM_LOCALID"),
             world_size,
-            environ.get("MASTER_ADDR") or _first_host(environ),
+            environ.get("MASTER_ADDR") or _first_host(_text(environ, "SLURM_STEP_NODELIST")),
             _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else slurm_port(environ),
         )
     else:
@@ -67,20 +81,76 @@ def slurm_port(environ: Mapping[str, str]) -> int:
     return 20000 + (job * 16 + restart) % 10000
 
 
-def _first_host(environ: Mapping[str, str]) -> str:
-    nodes = _text(environ, "SLURM_STEP_NODELIST")
+def _mpi_variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The names of an MPI launcher's variables for rank, size and local rank; None where there is none, or srun says the same."""
+    for rank, size, *local_ranks in MPI_VARIABLES:
+        if rank in environ and size in environ:
+            slurm = (environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS"))
+            if "SLURM_STEP_ID" in environ and (environ[rank], environ[size]) == slurm:
+                return None  # srun --mpi=pmi2 or cray_shasta
+            return rank, size, next((name for name in local_ranks if name in environ), local_ranks[0])
+    return None
+
+
+def _mpi_identity(environ: Mapping[str, str], names: tuple[str, str, str]) -> Identity:
+    rank, size, local_rank = (_integer(environ, name) for name in names)
+    # On other nodes than the first, mpirun's ranks stand in the step of its daemons, where SLURM_NTASKS counts daemons.
+    tasks = environ.get("SLURM_NTASKS") if "SLURM_STEP_ID" not in environ else None
+    if tasks and tasks != str(size):
+        raise ConfigError(
+            f"MPI says {size} ranks ({names[1]}), the Slurm job has {tasks} tasks: this MPI does not know Slurm, or was given "
+            "another number; start with srun, or with mpirun -n $SLURM_NTASKS"
+        )
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
+        address = address or _first_host(environ["SLURM_JOB_NODELIST"])
+        port = port or str(slurm_port(environ))
+    if not address or not port:
+        address, port = _ask_rank_0(size)
+    return Identity("mpi", rank, local_rank, size, address, _integer({"MASTER_PORT": port}, "MASTER_PORT"))
+
+
+def _require_pmix_agrees(environ: Mapping[str, str]) -> None:
+    """srun --mpi=pmix gives no size, but the rank twice."""
+    pmix = environ.get("PMIX_RANK")
+    if pmix is not None and pmix != environ["SLURM_PROCID"]:
+        raise ConfigError(
+            f"PMIX_RANK={pmix} and SLURM_PROCID={environ['SLURM_PROCID']} contradict each other: start with srun alone"
+        )
+
+
+def _ask_rank_0(size: int) -> tuple[str, str]:
+    """Rank 0's host and a free port there, through MPI itself."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"started by MPI outside of Slurm: export MASTER_ADDR and MASTER_PORT, or install omnirl_hpc[mpi] ({error})"
+        ) from None
+    world = MPI.COMM_WORLD
+    if world.size != size:
+        raise ConfigError(
+            f"the launcher's MPI started {size} ranks, mpi4py's MPI sees {world.size}: they are different MPIs; build mpi4py "
+            "with the launcher's (pip install --no-binary mpi4py mpi4py)"
+        )
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return world.bcast((socket.gethostname(), str(free.getsockname()[1])), root=0)
+
+
+def _first_host(nodes: str) -> str:
     if not any(c in nodes for c in ",["):
         return nodes
     try:
         listing = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True)
     except (FileNotFoundError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"cannot expand SLURM_STEP_NODELIST={nodes} ({error}): export MASTER_ADDR in the job script") from None
+        raise ConfigError(f"cannot expand the node list {nodes} ({error}): export MASTER_ADDR in the job script") from None
     return listing.stdout.split()[0]
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
     if not environ.get(name):
-        raise ConfigError(f"{name} is not set, although the launcher's other variables are: start with torchrun or srun")
+        raise ConfigError(f"{name} is not set, although the launcher's other variables are: start with torchrun, srun or mpirun")
     return environ[name]
 
 

@@ -1,8 +1,8 @@
 """Asking a run to stop, and agreeing on it.
 
 Sources of one flag: a file STOP in the run directory (a person), a file STOP.<job>.<restart> (the batch shell, before a time
-limit or a preemption), the signals USR1, TERM and INT to any rank. The ranks agree on it at every micro-batch, so all stop at
-the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
+limit or a preemption), a point in time (`stop_before`), the signals USR1, TERM and INT to any rank. The ranks agree on it at
+every micro-batch, so all stop at the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Mapping
@@ -36,7 +37,8 @@ class StopRequested(Exception):
 class StopFlag:
     """This rank's view of whether to stop."""
 
-    def __init__(self, run_dir: str | Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, run_dir: str | Path, environ: Mapping[str, str] | None = None, deadline: float | None = None) -> None:
+        """`deadline`: seconds since the epoch at which the system wants the nodes back."""
         environ = os.environ if environ is None else environ
         self.user_file = Path(run_dir) / "STOP"
         self.system_file = self.requeue_marker = None
@@ -44,6 +46,7 @@ class StopFlag:
             suffix = f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}"
             self.system_file = Path(run_dir) / f"STOP.{suffix}"
             self.requeue_marker = Path(run_dir) / f"REQUEUE.{suffix}"
+        self._deadline = deadline
         self._signalled = StopReason.NONE
         self._interrupts = 0
 
@@ -62,9 +65,11 @@ class StopFlag:
         self._signalled = max(self._signalled, reason)
 
     def here(self, look_at_files: bool) -> StopReason:
-        """This rank's own reason."""
+        """This rank's own reason. Clocks of nodes differ: who looks at files also looks at the clock."""
         reason = self._signalled
         if look_at_files:
+            if self._deadline is not None and time.time() >= self._deadline:
+                reason = max(reason, StopReason.REQUEUE)
             if self.system_file is not None and self.system_file.exists():
                 reason = max(reason, StopReason.REQUEUE)
             if self.user_file.exists():

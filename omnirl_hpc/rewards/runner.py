@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import signal
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Iterator
 
 from omnirl_hpc.config.schema import RewardConfig
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
+
+# Ctrl-C and Slurm's signals reach every process of a job; what they mean is the rank's decision.
+RANKS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,11 @@ class RewardRunner:
     def submit(self, batch: RewardBatch) -> None:
         """Start scoring; returns at once. Raises RewardError when a worker process is gone."""
         try:
-            future = self._pool.submit(_score, batch)
+            # Processes are started here, and inherit what is blocked: before `_make_reward`, a signal would end them.
+            with _signals_blocked():
+                multiprocessing.resource_tracker.ensure_running()  # starting it unblocks signals, so before the workers
+            with _signals_blocked():
+                future = self._pool.submit(_score, batch)
         except BrokenProcessPool as error:
             raise self._worker_ended(error) from None
         self._submitted.append((len(batch.prompts), future))
@@ -90,13 +100,21 @@ class RewardRunner:
         return RewardError(f"a worker process of reward {self._config.name} ended: {error}")
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, RANKS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _reward: Reward  # in a worker process
 
 
 def _make_reward(reward: type[Reward]) -> None:
     global _reward
-    # Ctrl-C and Slurm's signals reach every process of a job; ending is the rank's decision.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in RANKS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _reward = reward()

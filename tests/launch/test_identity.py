@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,5 +106,76 @@ def test_the_first_host_of_a_list_comes_from_scontrol(monkeypatch):
 
 def test_without_scontrol_the_cure_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cannot expand SLURM_STEP_NODELIST=node\[7-8\].*export MASTER_ADDR"):
+    with pytest.raises(ConfigError, match=r"cannot expand the node list node\[7-8\].*export MASTER_ADDR"):
         find_identity(SRUN | {"SLURM_STEP_NODELIST": "node[7-8]"})
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
+PALS = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PALS_LOCAL_RANKID": "1"}
+JOB = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node7"}
+GIVEN = {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(("environ", "local_rank"), [(OPEN_MPI, 1), (MPICH, 0), (PALS, 1)])
+def test_mpirun(environ, local_rank):
+    assert find_identity(environ | GIVEN) == Identity("mpi", 2, local_rank, 4, "head", 1234)
+    assert find_identity(environ | JOB) == Identity("mpi", 2, local_rank, 4, "node7", slurm_port(JOB))
+    assert find_identity(environ | JOB | GIVEN) == Identity("mpi", 2, local_rank, 4, "head", 1234)
+
+
+def test_mpirun_counts_more_than_the_step_that_started_its_daemons():
+    daemon = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}
+    assert find_identity(OPEN_MPI | JOB | daemon) == Identity("mpi", 2, 1, 4, "node7", slurm_port(JOB))
+
+
+@pytest.mark.parametrize("extra", [{"PMI_RANK": "5", "PMI_SIZE": "8"}, {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"}])
+def test_srun_with_mpi_is_srun(extra):
+    assert find_identity(SRUN | extra) == find_identity(SRUN)
+
+
+def test_srun_and_pmix_contradict_each_other():
+    with pytest.raises(ConfigError, match="^PMIX_RANK=0 and SLURM_PROCID=5 contradict each other"):
+        find_identity(SRUN | {"PMIX_RANK": "0"})
+
+
+def test_mpi_of_another_size_than_the_job_is_refused():
+    single = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}
+    with pytest.raises(ConfigError, match=r"^MPI says 1 ranks \(PMI_SIZE\), the Slurm job has 4 tasks"):
+        find_identity(single | JOB)
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_LOCAL_RANK"])
+def test_a_variable_of_mpi_is_missing(name):
+    with pytest.raises(ConfigError, match=f"^{name} is not set"):
+        find_identity(without(OPEN_MPI, name) | GIVEN)
+
+
+class World:
+    """As much of mpi4py's COMM_WORLD as is used."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def bcast(self, value: object, root: int) -> object:
+        assert root == 0
+        return value
+
+
+def mpi4py(size: int) -> SimpleNamespace:
+    return SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=World(size)))
+
+
+def test_outside_of_slurm_mpi_itself_tells_the_address(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi4py(4))
+    found = find_identity(OPEN_MPI)
+    assert found.master_addr == socket.gethostname() and 1024 <= found.master_port < 65536
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi4py(1))  # another MPI: n processes that are each alone
+    with pytest.raises(ConfigError, match="started 4 ranks, mpi4py's MPI sees 1"):
+        find_identity(OPEN_MPI)
+
+
+def test_without_mpi4py_the_cure_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ConfigError, match=r"export MASTER_ADDR and MASTER_PORT, or install omnirl_hpc\[mpi\]"):
+        find_identity(OPEN_MPI)

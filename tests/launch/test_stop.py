@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_a_person_counts_more_than_the_system(flag, order):
 
 def test_a_file_of_a_person_counts_more_than_a_signal_of_the_system(flag, tmp_path):
     os.kill(os.getpid(), signal.SIGUSR1)
+    (tmp_path / "STOP").touch()
+    assert flag.here(look_at_files=True) == USER
+
+
+def test_a_point_in_time(tmp_path, monkeypatch):
+    flag = StopFlag(tmp_path, SLURM, deadline=1000.0)
+    monkeypatch.setattr(time, "time", lambda: 999.0)
+    assert flag.here(look_at_files=True) == NONE
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert flag.here(look_at_files=True) == REQUEUE
+    assert flag.here(look_at_files=False) == NONE  # one clock decides
     (tmp_path / "STOP").touch()
     assert flag.here(look_at_files=True) == USER
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -100,6 +101,20 @@ def test_a_hang_ends_at_the_deadline_and_so_does_its_worker(make_runner):
         runner.collect()
     worker.join(timeout=30)
     assert worker.exitcode is not None  # or Python would wait for it at exit, for ever
+
+
+def test_signals_of_the_job_do_not_end_a_worker_not_even_one_that_starts(make_runner):
+    runner = make_runner()
+    runner.submit(batch("pid", size=1))
+    (worker,) = runner._pool._processes  # a moment old: it has not imported anything yet
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        os.kill(worker, number)
+    assert runner.collect().values == [worker]
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        os.kill(worker, number)
+    runner.submit(batch("pid", size=1))
+    assert runner.collect().values == [worker]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()  # nothing stays blocked in the rank itself
 
 
 def test_a_killed_worker_is_an_error_that_names_the_reward(make_runner):

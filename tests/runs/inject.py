@@ -100,10 +100,11 @@ def patch(faults: Faults, options: list[str]) -> None:
 def main() -> None:
     from omnirl_hpc.cli import train as command
     from omnirl_hpc.cli.main import main as program
+    from omnirl_hpc.launch.identity import find_identity
 
     end = sys.argv.index("--")
     orders, arguments = sys.argv[1:end], sys.argv[end + 1 :]
-    rank = os.environ.get("RANK", "0")
+    rank = str(find_identity().rank)
     wanted = [order.split(":") for order in orders if ":" in order]
     mine = [(action, place, int(step)) for action, place, step, who in wanted if who in (rank, "all")]
     run_dir = next(Path(a.removeprefix("run_dir=")) for a in arguments if a.startswith("run_dir="))

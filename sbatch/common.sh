@@ -1,0 +1,183 @@
+# shellcheck shell=bash
+# What the job scripts in this folder share. Sourced by a batch shell, it settles the environment of the ranks and defines
+#
+#   omnirl COMMAND …   one command of omnirl-hpc in this shell (in the container, where there is one)
+#   train OVERRIDE …   the run: one rank for each task of the job; stops before the time limit, requeues, ends with the run's code
+#
+# Knobs, all by environment (`RECIPE=… sbatch …`); what is not set is as printed at the start of a job's log:
+#
+#   RECIPE        a file of configs/recipe/           RUN_DIR       results; the same folder again: the run goes on
+#   MODEL         a folder in diffusers' layout       PROMPTS       a parquet file (omnirl-hpc prompts)
+#   LAUNCHER      srun | torchrun | pmix | mpirun     MAX_REQUEUES  after so many the job stays away
+#   CONTAINER     an image for apptainer              BINDS         more folders for it, with commas
+#   PYTHON        outside of a container              OMNIRL_ROOT   the checkout, where jobs are not submitted from it
+set -euo pipefail
+
+fail() {
+  echo "${SLURM_JOB_NAME:-${0##*/}}: $*" >&2
+  exit 2
+}
+
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a job script: start it with sbatch"
+
+# A warning that comes before the ranks are there would end this shell; `train` passes it on.
+warned=0
+trap 'warned=1' USR1
+
+restart=${SLURM_RESTART_COUNT:-0}
+tasks=${SLURM_NTASKS:-1}
+nodes=$SLURM_JOB_NUM_NODES
+
+RUN_DIR=${RUN_DIR:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}
+LAUNCHER=${LAUNCHER:-srun}
+MAX_REQUEUES=${MAX_REQUEUES:-50}
+CONTAINER=${CONTAINER:-}
+BINDS=${BINDS:-}
+if [[ -z ${PYTHON:-} ]]; then
+  PYTHON=python3
+  [[ ! -x ${OMNIRL_ROOT:-.}/.venv/bin/python ]] || PYTHON=${OMNIRL_ROOT:-.}/.venv/bin/python
+fi
+
+# Rendezvous: the job's first node, and a port that other jobs on the node, and this job before a requeue, do not use.
+MASTER_ADDR=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}
+MASTER_PORT=${MASTER_PORT:-$((20000 + (SLURM_JOB_ID * 16 + restart) % 10000))}
+export MASTER_ADDR MASTER_PORT
+
+# Since 22.05 srun does not take --cpus-per-task over from sbatch: without this each rank would get one core.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export PYTHONUNBUFFERED=1
+export TTY_COMPATIBLE=0 # mpirun gives rank 0 a terminal; this is a log, and wants lines instead of a moving bar
+
+# When the job's time is up, for `stop_before`: newer Slurm says it, and a container has no scontrol to ask.
+if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
+  # The number of an array's task can be the array's own, for which squeue lists all tasks.
+  job_end=$(squeue --noheader --states=RUNNING --jobs="$SLURM_JOB_ID" --format='%A %e' 2>/dev/null \
+    | awk -v job="$SLURM_JOB_ID" '$1 == job && !found { print $2; found = 1 }' || true)
+  [[ $job_end != 20* ]] || SLURM_JOB_END_TIME=$(date --date="$job_end" +%s)
+  [[ -z ${SLURM_JOB_END_TIME:-} ]] || export SLURM_JOB_END_TIME
+fi
+
+# Compute nodes have no internet: a library that asks a hub must fail at once and say so.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+# What libraries compile goes to the node's own disk: thousands of small files, from every rank at once. By user and not by job,
+# so that a requeued job finds it again.
+node_local=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/omnirl-$(id -u)
+export TRITON_CACHE_DIR=$node_local/triton TORCHINDUCTOR_CACHE_DIR=$node_local/inductor
+export VLLM_CACHE_ROOT=$node_local/vllm MIOPEN_USER_DB_PATH=$node_local/miopen
+
+# A rank that crashes must not spend the minutes until it ends on writing its memory to the shared file system.
+ulimit -c 0
+
+python=("$PYTHON")
+if [[ -n $CONTAINER ]]; then
+  runtime=$(command -v apptainer || command -v singularity) || fail "CONTAINER=$CONTAINER needs apptainer or singularity (module load?)"
+  [[ -e $CONTAINER ]] || fail "CONTAINER=$CONTAINER does not exist"
+fi
+
+# Fills `python` with the command that starts Python in the container. Called late: it binds folders that must exist.
+enter_container() {
+  [[ -n $CONTAINER ]] || return 0
+  local binds folder
+  binds=$(pwd),$(realpath "$RUN_DIR")
+  for folder in "${MODEL:-}" "$(dirname "${PROMPTS:-.}")"; do
+    [[ ! -e $folder ]] || binds+=,$(realpath "$folder")
+  done
+  python=("$runtime" exec --bind "$binds${BINDS:+,$BINDS}")
+  [[ ! -e /dev/nvidiactl ]] || python+=(--nv)
+  [[ ! -e /dev/kfd ]] || python+=(--rocm)
+  python+=("$CONTAINER" python)
+}
+
+omnirl() {
+  mkdir -p "$RUN_DIR"
+  enter_container
+  "${python[@]}" -m omnirl_hpc "$@"
+}
+
+# Fills `launch` with the command that starts all ranks.
+choose_launcher() {
+  local program=(-m omnirl_hpc train "$@") per_node=${SLURM_NTASKS_PER_NODE:-$((tasks / nodes))}
+  # --kill-on-bad-exit: the others would wait for a dead rank until their collectives time out.
+  local step=(srun --kill-on-bad-exit=1)
+  case $LAUNCHER in
+    srun) launch=("${step[@]}" "${python[@]}" "${program[@]}") ;;
+    torchrun)
+      # One agent for each node, with the CPUs of all its ranks. The static rendezvous: ranks are numbered by node in every start,
+      # and no agent has to find out whether a name is its own. Slurm sends signals to every process of a step: the agents leave
+      # those to the ranks (USR1 would kill an agent, TERM would make it kill its ranks while they save).
+      # shellcheck disable=SC2016 # the variables are the task's
+      launch=(env "SRUN_CPUS_PER_TASK=$((${SLURM_CPUS_PER_TASK:-1} * per_node))"
+        "${step[@]}" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1
+        bash -c 'trap "" USR1 TERM; PET_NODE_RANK=$SLURM_NODEID exec "$@"' agent
+        "${python[@]}" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --max-restarts=0
+        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT" "${program[@]}")
+      ;;
+    pmix) launch=("${step[@]}" --mpi=pmix "${python[@]}" "${program[@]}") ;;
+    mpirun)
+      # Open MPI binds each rank to one core unless told otherwise: threads of data loading and rewards would share it.
+      export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
+      launch=(mpirun -n "$tasks" "${python[@]}" "${program[@]}")
+      ;;
+    *) fail "LAUNCHER=$LAUNCHER is not known; it must be one of: srun, torchrun, pmix, mpirun" ;;
+  esac
+}
+
+print_knobs() {
+  local name
+  echo "job $SLURM_JOB_ID, start $((restart + 1)), $(date '+%F %T'), $nodes node(s) $SLURM_JOB_NODELIST, $tasks ranks"
+  for name in RECIPE MODEL PROMPTS RUN_DIR LAUNCHER CONTAINER BINDS PYTHON MAX_REQUEUES MASTER_ADDR MASTER_PORT; do
+    printf '  %-13s%s\n' "$name" "${!name:--}"
+  done
+  printf '  %-13s%s\n' overrides "${*:--}"
+}
+
+train() {
+  [[ -n ${RECIPE:-} ]] || fail "RECIPE is not set"
+  [[ -n ${MODEL:-} ]] || fail "MODEL is not set: MODEL=/path/to/checkpoint sbatch …"
+  [[ -n ${PROMPTS:-} ]] || fail "PROMPTS is not set: PROMPTS=/path/to/table.parquet sbatch … (see omnirl-hpc prompts)"
+  print_knobs "$@"
+  mkdir -p "$RUN_DIR" || fail "RUN_DIR=$RUN_DIR cannot be made"
+  enter_container
+  choose_launcher "recipe=$RECIPE" "run_dir=$RUN_DIR" "model.path=$MODEL" "data.prompts=$PROMPTS" "$@"
+
+  local stop_file=$RUN_DIR/STOP.$SLURM_JOB_ID.$restart requeue_marker=$RUN_DIR/REQUEUE.$SLURM_JOB_ID.$restart
+  local signalled=0 code=0
+  rm -f "$stop_file" "$requeue_marker" # of a job that had this number before
+  # The warning before the time limit or a preemption. A file reaches the ranks through any launcher and container.
+  trap 'signalled=1; echo "$(date +%T) USR1: the system wants the nodes back; the run saves and ends"; touch "$stop_file"' USR1
+  ((!warned)) || touch "$stop_file"
+  # scancel: Slurm has told the ranks, too. This shell only waits for them.
+  trap 'signalled=1; echo "$(date +%T) TERM: waiting for the ranks to save"' TERM
+
+  # In the background, because a shell runs its traps only between commands; `wait` returns early when one has run.
+  "${launch[@]}" &
+  local process=$!
+  while true; do
+    signalled=0 code=0
+    wait "$process" || code=$?
+    ((signalled)) || break
+  done
+  rm -f "$stop_file"
+
+  if [[ -e $requeue_marker ]]; then
+    rm -f "$requeue_marker"
+    requeue
+  fi
+  echo "$(date +%T) the run ended with exit code $code"
+  exit "$code"
+}
+
+# Does not return: the job ends here, and starts again under the same number.
+requeue() {
+  if ((restart >= MAX_REQUEUES)); then
+    echo "requeued $restart times already (MAX_REQUEUES=$MAX_REQUEUES): the run is saved in $RUN_DIR, and goes on when submitted again"
+    exit 1
+  fi
+  echo "$(date +%T) requeue"
+  scontrol requeue "$SLURM_JOB_ID" \
+    || fail "Slurm did not requeue the job: the run is saved in RUN_DIR=$RUN_DIR, and goes on when it is submitted again with it"
+  sleep 120 # until Slurm ends this shell
+  fail "Slurm promised to requeue the job and did not"
+}
