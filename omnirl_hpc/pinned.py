@@ -135,7 +135,9 @@ def page_locked(nbytes: int, device: torch.device) -> Tensor:
     if device.type == "cuda" and nbytes:
         status = int(torch.cuda.cudart().cudaHostRegister(region.data_ptr(), nbytes, 0))
         if status:
-            raise OmniRLError(f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): see ulimit -l")
+            raise OmniRLError(
+                f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): see ulimit -l"
+            )
     return region
 
 

@@ -19,7 +19,18 @@ from omnirl_hpc import __version__
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.errors import ConfigError
 
-PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "tensordict", "pyarrow", "hydra-core", "vllm", "vllm-omni")
+PACKAGES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "accelerate",
+    "tensordict",
+    "pyarrow",
+    "hydra-core",
+    "vllm",
+    "vllm-omni",
+)
 
 
 class RunDirectory:
@@ -111,7 +122,9 @@ def describe_environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "slurm": {name: os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT") if name in os.environ},
+        "slurm": {
+            name: os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT") if name in os.environ
+        },
     }
 
 
@@ -121,6 +134,11 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        return subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10).stdout.strip() or None
+        return (
+            subprocess.run(
+                ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
+            ).stdout.strip()
+            or None
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None

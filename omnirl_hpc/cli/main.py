@@ -11,7 +11,10 @@ from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
 
 # command -> (module with run(arguments), what it does)
 COMMANDS = {
-    "train": ("omnirl_hpc.cli.train", "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …"),
+    "train": (
+        "omnirl_hpc.cli.train",
+        "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …",
+    ),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
     "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),

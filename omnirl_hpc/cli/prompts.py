@@ -13,14 +13,17 @@ SHOWN_FAULTS = 20
 
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        "omnirl-hpc prompts", description="Write a prompt table in parquet (OUT --kind ocr --count N), or check one (--check FILE)."
+        "omnirl-hpc prompts",
+        description="Write a prompt table in parquet (OUT --kind ocr --count N), or check one (--check FILE).",
     )
     parser.add_argument("out", type=Path, nargs="?", help="file to write")
     parser.add_argument("--kind", choices=["ocr"], help="ocr: scenes with a quoted text to render")
     parser.add_argument("--count", type=int, help="number of prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="with --check: also count tokens with this checkpoint's tokenizer")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="with --check: also count tokens with this checkpoint's tokenizer"
+    )
     options = parser.parse_args(arguments)
     if options.check is not None:
         check_table(options.check, options.model)

@@ -20,8 +20,8 @@ from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
-from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,9 @@ def process_group(identity: Identity, device: torch.device, timeout_seconds: flo
     else:
         # torchrun's agent already serves the store; elsewhere rank 0 does
         serves = identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = dist.TCPStore(identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False)
+        store = dist.TCPStore(
+            identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False
+        )
         store = dist.PrefixStore("omnirl_hpc", store)
     dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=timeout)
     yield

@@ -14,7 +14,6 @@ from typing import Mapping
 
 from omnirl_hpc.errors import ConfigError
 
-
 # rank, size, then local rank by the names that different launchers have for it
 MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI

@@ -18,7 +18,13 @@ class ProgressDisplay:
 
     def __enter__(self) -> "ProgressDisplay":
         if not self._quiet and self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=self._console)
             self._bar.start()
             self._task = self._bar.add_task("training", total=self._steps)

@@ -20,4 +20,6 @@ def save_samples(folder: Path, step: int, images: np.ndarray, prompts: Sequence[
             name = f"step_{step:06d}_{i:02d}.png"
             Image.fromarray(image).save(folder / name)
             score = reward if math.isfinite(reward) else None
-            index.write(json.dumps({"step": step, "file": name, "prompt": prompt.prompt, "id": prompt.id, "reward": score}) + "\n")
+            index.write(
+                json.dumps({"step": step, "file": name, "prompt": prompt.prompt, "id": prompt.id, "reward": score}) + "\n"
+            )

@@ -123,7 +123,11 @@ def _text_encoder(width: int, heads: int) -> Part:
             "num_key_value_heads": 1,
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-6,
-            "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [eighth, 3 * eighth // 2, 3 * eighth // 2]},
+            "rope_scaling": {
+                "type": "default",
+                "rope_type": "default",
+                "mrope_section": [eighth, 3 * eighth // 2, 3 * eighth // 2],
+            },
             "rope_theta": 1e6,
             "bos_token_id": token["<|endoftext|>"],
             "eos_token_id": token["<|im_end|>"],

@@ -134,7 +134,12 @@ BREAKS = [
         2,
         ["rollout.cfg_parallel_size=2", "sampling.true_cfg_scale"],
     ),
-    ("vllm_omni_engine_is_possible", VLLM_OMNI | {"rollout.attention": "fa3"}, 1, ["rollout.attention=fa3", "rollout.dtype=bfloat16"]),
+    (
+        "vllm_omni_engine_is_possible",
+        VLLM_OMNI | {"rollout.attention": "fa3"},
+        1,
+        ["rollout.attention=fa3", "rollout.dtype=bfloat16"],
+    ),
     (
         "vllm_omni_engine_is_possible",
         VLLM_OMNI | {"rollout.ulysses_degree": 2, "model.height": 48, "model.width": 48},

@@ -53,7 +53,9 @@ class SleepingWeights:
         after, still_reserved = self._held()
         size = self._pinned.host_bytes()
         if self._device.type == "cuda" and before - after < size:
-            raise EngineError(f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on {self._device}")
+            raise EngineError(
+                f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on {self._device}"
+            )
         # Segments that the weights share with tensors that are still there stay reserved: fragmentation, worth knowing.
         log.info("engine asleep: %.2f of %.2f GiB given back", (reserved - still_reserved) / GIB, size / GIB)
 
