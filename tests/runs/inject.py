@@ -55,10 +55,11 @@ def resident_bytes() -> int:
 def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc import trainer
     from omnirl_hpc.checkpoint import Checkpointer
+    from omnirl_hpc.rewards.runner import RewardRunner
     from omnirl_hpc.trainer import Trainer
     from tests.runs.rewards import Unreliable
 
-    train_step, submit, deliver = Trainer.train_step, Trainer.submit_for_reward, trainer.deliver_lora
+    train_step, submit, deliver = Trainer.train_step, RewardRunner.submit, trainer.deliver_lora
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
 
     def counted_step(self, step):
@@ -69,10 +70,9 @@ def patch(faults: Faults, options: list[str]) -> None:
                 file.write(f"{resident_bytes()}\n")
         return metrics
 
-    def faulty_submit(self, batch, groups):
-        result = submit(self, batch, groups)
+    def faulty_submit(self, batch):
+        submit(self, batch)
         faults.at("rollout")
-        return result
 
     def faulty_accumulate(actor, *arguments, **options):
         accumulate(actor, *arguments, **options)
@@ -91,7 +91,7 @@ def patch(faults: Faults, options: list[str]) -> None:
         write(self, step, *arguments)
         faults.at("save", step)
 
-    Trainer.train_step, Trainer.submit_for_reward, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
+    Trainer.train_step, RewardRunner.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients, trainer.deliver_lora = faulty_accumulate, faulty_apply, faulty_deliver
     if "reward" in options:
         trainer.REWARDS["jpeg_compressibility"] = Unreliable
