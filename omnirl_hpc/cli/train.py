@@ -94,8 +94,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             reason = trainer.train()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
-        except Exception:
-            log.exception("%s failed in phase %s", identity, timer.current)
+        except Exception as error:  # whatever it is: only the place is added to the log, and it goes on as it came
+            log.error("%s failed in phase %s", identity, timer.current, exc_info=error)
             raise
         finally:
             if trainer is not None:
