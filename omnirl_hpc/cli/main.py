@@ -15,6 +15,11 @@ COMMANDS = {
         "omnirl_hpc.cli.train",
         "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …",
     ),
+    "plan": (
+        "omnirl_hpc.cli.plan",
+        "memory, time and layout of a run, without a GPU: omnirl-hpc plan recipe=NAME nodes=2 gpu=h200 …",
+    ),
+    "recipes": ("omnirl_hpc.cli.recipes", "the recipes and where their numbers come from: omnirl-hpc recipes"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
     "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),

@@ -77,6 +77,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     prepare_process(config.threads_per_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.residency import settle_residency
     from omnirl_hpc.trainer import Trainer
 
     layout = make_layout(config, identity.rank, identity.world_size)
@@ -84,8 +85,10 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     timer = PhaseTimer(device)
     run_directory.log_to_file(identity.rank, identity.world_size)
     with process_group(identity, device, config.timeout_seconds):
+        why = settle_residency(config, layout, device) if config.residency == "auto" else ""
         if identity.rank == 0:
             choices = describe_choices(config, layout, identity, str(device))
+            choices["residency"] += f" (auto: {why})" if why else ""
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
         trainer = None

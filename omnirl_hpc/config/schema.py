@@ -168,7 +168,7 @@ class Config:
     run_dir: str = MISSING
     steps: int = 300
     seed: int = 0
-    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay
+    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay | auto: resident if both fit
     determinism: str = "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
     init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
     timeout_seconds: float = 600.0  # the deadline of every collective operation
