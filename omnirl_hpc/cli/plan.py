@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnirl_hpc.cli.keys import split_keys
-from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import EXIT_FAILED, ConfigError
@@ -26,7 +26,6 @@ USAGE = """usage: omnirl-hpc plan recipe=NAME [KEY=VALUE …]
 Neither a GPU nor a checkpoint is needed; with model.path=DIR the sizes are those of its files. Exit code 1: it does not fit.
 Keys of the machine, beside the overrides that `train` takes:
 """
-UNUSED = ("run_dir=-", "model.path=-", "data.prompts=-")  # have no default, and say nothing about a plan
 RANKS_SHOWN_ONE_BY_ONE = 8
 NODES_SHOWN = 16
 
@@ -48,7 +47,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     machine, overrides = split_keys(arguments, Machine(), may_be_zero=("host_memory", "text_tokens"))
     gpu = find_gpu(machine.gpu)
-    config = load_config([*UNUSED, *overrides]).config
+    config = load_config([*NO_PATHS, *overrides]).config
     world_size = machine.nodes * machine.gpus_per_node
     _check(config, world_size)
     layout = make_layout(config, 0, world_size)

@@ -10,9 +10,8 @@ from typing import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from omnirl_hpc.config.load import config_dir, load_config
+from omnirl_hpc.config.load import NO_PATHS, config_dir, load_config
 
-UNUSED = ("run_dir=-", "model.path=-", "data.prompts=-")  # a recipe leaves them to the command line
 COLUMNS = ("recipe", "model", "algorithm", "rollout", "actor", "reward", "GPUs", "source of the numbers")
 
 
@@ -32,7 +31,7 @@ def recipe_files() -> list[Path]:
 
 def row(file: Path) -> tuple[str, ...]:
     """The cells of one recipe."""
-    config, facts = load_config([*UNUSED, f"recipe={file.stem}"]).config, header(file)
+    config, facts = load_config([*NO_PATHS, f"recipe={file.stem}"]).config, header(file)
     return (
         file.stem,
         f"{config.model.family}, {config.model.height} x {config.model.width}",

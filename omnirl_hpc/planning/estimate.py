@@ -13,7 +13,6 @@ from omnirl_hpc.planning.measured import (
     GENERATION_WORKING_VECTORS,
     PROCESS_BYTES,
     SAVED_VECTORS,
-    SAVED_VECTORS_ONCE,
 )
 from omnirl_hpc.planning.qwen_image import QwenImageShape
 
@@ -148,10 +147,10 @@ def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: 
         "actor: gathered blocks": GATHERED_BLOCKS * BYTES[config.actor.dtype] * shape.block_parameters,
     }
     if config.actor.activation_checkpointing:
-        parts["actor: inputs of blocks"] = branches * tokens * vector * (shape.layers + SAVED_VECTORS_ONCE)
+        parts["actor: inputs of blocks"] = branches * tokens * vector * shape.layers
         parts["actor: one block's activations"] = once * tokens * vector * block
     else:
-        parts["actor: activations"] = branches * tokens * vector * (shape.layers * block + SAVED_VECTORS_ONCE)
+        parts["actor: activations"] = branches * tokens * vector * shape.layers * block
     return parts | {"actor: working memory": once * tokens * vector * ACTOR_WORKING_VECTORS}
 
 
