@@ -173,14 +173,14 @@ def verdict(config: Config, layout: Layout, needed: Estimate, machine: Machine, 
     """What does not fit, and what to change; nothing where all fits."""
     problems = []
     if needed.gpu_bytes > gpu.memory:
-        change, then = changes_that_fit(config, layout.world_size, text_width, gpu.memory)
-        lines = f"It does not fit: a GPU needs {gib(needed.gpu_bytes)} of {gib(gpu.memory)} GiB. "
+        change, then = changes_that_fit(config, layout.world_size, text_width, SAFE_SHARE * gpu.memory)
+        line = f"It does not fit: a GPU needs {gib(needed.gpu_bytes)} of {gib(gpu.memory)} GiB. "
         if then <= gpu.memory:
-            lines += f"Change: {show(change)} (then {gib(then)} GiB)"
+            line += f"Change: {show(change)} (then {gib(then)} GiB)"
         else:
             tried = f" even with {show(change)}" if change else ""
-            lines += f"It needs {gib(then)} GiB{tried}: use more GPUs, a GPU with more memory, or smaller images"
-        problems.append(lines)
+            line += f"It needs {gib(then)} GiB{tried}: use more GPUs, a GPU with more memory, or smaller images"
+        problems.append(line)
     node = needed.node_bytes(machine.gpus_per_node)
     if machine.host_memory and node > machine.host_memory * GIB:
         resident = estimate(with_residency(config, "resident"), layout, text_width)

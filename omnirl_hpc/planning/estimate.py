@@ -10,6 +10,7 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.planning.measured import (
     ACTOR_WORKING_VECTORS,
     CONTEXT_BYTES,
+    CUDA_HOST_BYTES,
     GENERATION_WORKING_VECTORS,
     PROCESS_BYTES,
     SAVED_VECTORS,
@@ -40,8 +41,12 @@ class Estimate:
         return sum(self.always.values()) + max(sum(self.rollout.values()), sum(self.actor.values()))
 
     def node_bytes(self, ranks: int) -> float:
-        """Host memory of a node with that many ranks."""
+        """Host memory of a node with that many ranks, each with its GPU."""
         return ranks * sum(self.host.values())
+
+    def cpu_node_bytes(self, ranks: int) -> float:
+        """The same of a node without GPUs, where everything is in host memory."""
+        return ranks * (sum(self.host.values()) - CUDA_HOST_BYTES + self.gpu_bytes - CONTEXT_BYTES)
 
     @property
     def disk_bytes(self) -> float:
@@ -64,11 +69,12 @@ def typical_text_width(config: Config) -> int:
 def estimate(config: Config, layout: Layout, text_width: int | None = None) -> Estimate:
     """What one rank of a run needs. `config.residency` is swap or resident; `layout` is any rank's.
 
+    Host memory leaves out what a reward's workers take, and files that the system caches.
     text_width: tokens that prompts are padded to while the actor has the GPU (None: typical); generation is planned for the
     widest of data.text_lengths, which is tried before the first step. Raises ConfigError where the model is not known.
     """
     if config.residency not in ("swap", "resident"):
-        raise ValueError(f"residency={config.residency} is to be resolved first: planning.residency.resolve")
+        raise ValueError(f"residency={config.residency} is to be resolved first: planning.residency.choose_residency")
     shape = find_shape(config)
     text_width = text_width or typical_text_width(config)
     weights = engine_weights(config, shape, layout)
@@ -80,7 +86,11 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
     trained, base = trained_weights(config, shape, layout), {"actor: base weights": base_bytes(config, shape, layout)}
     always = {"CUDA and NCCL": CONTEXT_BYTES, "samples of the step": sample_bytes(config, shape, layout, text_width)} | stays
     rollout, actor = generation(config, shape), training(config, shape, layout, text_width)
-    host = {"process": PROCESS_BYTES, "prompt embeddings": embedding_bytes(config, shape, text_width)}
+    host = {
+        "process": PROCESS_BYTES,
+        "CUDA libraries": CUDA_HOST_BYTES,
+        "prompt embeddings": embedding_bytes(config, shape, text_width),
+    }
     kept = {f"copy of {name}": size for name, size in trained.items()}  # for a stop in mid-step, in both modes
     if config.residency == "swap":
         rollout, actor = engine | rollout, base | trained | actor
@@ -97,7 +107,7 @@ def with_residency(config: Config, residency: str) -> Config:
 
 
 def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
-    """The engine's frozen weights on one rank, by component. Tensor parallelism splits the transformer, but for its modulation."""
+    """The engine's frozen weights on one rank, by component. Tensor parallelism splits all but the modulation."""
     size, split = BYTES[config.rollout.dtype], config.rollout.tensor_parallel_size
     whole = shape.modulation_parameters
     return {

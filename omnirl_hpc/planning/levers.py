@@ -84,7 +84,7 @@ def _memory_levers(config: Config) -> list[tuple[str, Any]]:
 
 
 def changes_that_divide(config: Config, world_size: int) -> list[Change]:
-    """Ways to spread a step over that many ranks, where the settings as they are cannot be: more prompts, or replicas of several ranks."""
+    """Ways to spread a step over that many ranks, where it cannot be as it is: more prompts, or replicas of several ranks."""
     found = []
     prompts = config.data.prompts_per_step
     for factor in range(2, 2 * world_size + 1):

@@ -25,11 +25,13 @@ MERGE_BYTES_PER_SECOND = 30e9  # 1.3 s more for the 41 GB that merged LoRA is re
 # Vectors per token that autograd keeps of one block without checkpointing, but for LoRA's own; counted with
 # saved_tensors_hooks (tests/planning/test_estimate.py). In bf16 rotary embeddings and norms are kept in fp32.
 SAVED_VECTORS = {"float32": 19, "bfloat16": 23}
-# Vectors per token in the tensors that come and go: in the actor's backward pass what is left of 68.7 GiB after weights, gradients
-# and what autograd keeps (the table has 107.1 GiB, in which torch counts 38.4 that CuMem had unmapped); in generation,
-# VAE included, what is left of 83.7 GiB after 39.1 of weights, at 16 images of 1024 + 1024 tokens.
+# Vectors per token in the tensors that come and go: in the actor's backward pass what is left of 68.7 GiB after weights,
+# gradients and what autograd keeps (the table has 107.1 GiB, in which torch counts 38.4 that CuMem had unmapped); in
+# generation, VAE included, what is left of 83.7 GiB after 39.1 of weights, at 16 images of 1024 + 1024 tokens.
 ACTOR_WORKING_VECTORS = 44
 GENERATION_WORKING_VECTORS = 237
 
 CONTEXT_BYTES = 1.5 * 2**30  # CUDA context, cuBLAS and NCCL buffers; outside of torch's own count
-PROCESS_BYTES = 7.9 * 2**30  # of host memory: 89.0 GiB less 81.1 of page-locked copies
+# Of host memory: a rank of the tiny recipe on the CPU; and what is left of 89.0 GiB after 81.1 of page-locked copies.
+PROCESS_BYTES = 0.6 * 2**30
+CUDA_HOST_BYTES = 7.3 * 2**30

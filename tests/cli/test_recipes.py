@@ -12,8 +12,8 @@ from omnirl_hpc.config.resume import flatten
 from omnirl_hpc.planning.qwen_image import LORA_TARGETS
 from tests.cli.test_commands import omnirl
 
-# Row "Qwen-Image FlowGRPO OCR LoRA" of shared/reference/verl_omni.md 1.9, read from verl-omni's run_qwen_image_ocr_lora.sh, and the
-# optimizer's defaults in the paragraph below the table. Not taken over: its judge as a reward, and 32 samples at once for log-probs.
+# Row "Qwen-Image FlowGRPO OCR LoRA" of shared/reference/verl_omni.md 1.9, read from verl-omni's run_qwen_image_ocr_lora.sh, and
+# the optimizer's defaults in the paragraph below it. Not taken over: its judge, and 32 samples at once for log-probabilities.
 REFERENCE = {
     "model.height": 512,
     "model.width": 512,

@@ -123,7 +123,7 @@ def test_engine_of_the_tiny_recipe(tiny):
 
 
 def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
-    """GiB on the GPU in rollout and in the actor's turn, and on the host: the measured checkpoint had a text encoder of 1 % the size.
+    """GiB on the GPU in rollout and in the actor's turn, and on the host: the measured checkpoint had a tiny text encoder.
 
     Torch's count, which these are compared with, leaves out the CUDA context; the host's was made with few prompts.
     """
@@ -148,6 +148,13 @@ def test_eight_ranks_hold_460_gb_of_the_engine():
     needed = estimate(*full_size(ranks=8))
     assert 8 * sum(size for name, size in needed.host.items() if name.startswith("copy of engine")) == about(460 * GB)
     assert needed.node_bytes(8) == 8 * needed.node_bytes(1) > 460 * GB
+
+
+def test_without_gpus_all_is_in_host_memory(tiny):
+    """The demo's two ranks were measured at 0.6 GiB each, with micro-batches of shorter text than is planned for."""
+    needed = estimate(tiny, ALONE, TEXT)
+    assert 0.6 * GIB < needed.cpu_node_bytes(1) < 1.5 * GIB
+    assert needed.cpu_node_bytes(2) == 2 * needed.cpu_node_bytes(1)
 
 
 def test_resident_keeps_both_on_the_gpu_and_copies_only_what_changes():
