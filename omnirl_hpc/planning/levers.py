@@ -53,7 +53,7 @@ def changes_that_fit(config: Config, world_size: int, text_width: int, gpu_bytes
         return estimate(other, make_layout(other, 0, world_size), text_width).gpu_bytes
 
     change: Change = {}
-    for key, value in 2 * _memory_levers(config):  # twice: the one side may hide behind the other
+    for key, value in _memory_levers(config):
         more = change | {key: value}
         if need(change) > gpu_bytes and is_possible(changed(config, more), world_size) and need(more) < need(change):
             change = more
@@ -71,11 +71,12 @@ def _memory_levers(config: Config) -> list[tuple[str, Any]]:
         ("actor.cfg", "sequential"),
         ("actor.activation_checkpointing", True),
     ]
-    for key, size in (
-        ("rollout.micro_batch_size", config.rollout.micro_batch_size),
-        ("actor.micro_batch_size", config.actor.micro_batch_size),
-    ):
-        levers += [(key, size >> halvings) for halvings in range(1, size.bit_length())]
+    for _ in range(2):  # the rollout may hide behind the actor
+        for key, size in (
+            ("rollout.micro_batch_size", config.rollout.micro_batch_size),
+            ("actor.micro_batch_size", config.actor.micro_batch_size),
+        ):
+            levers += [(key, size >> halvings) for halvings in range(1, size.bit_length())]
     widths = config.data.text_lengths
     levers += [("data.text_lengths", widths[:count]) for count in range(len(widths) - 1, 0, -1)]
     if config.rollout.engine == "vllm_omni":

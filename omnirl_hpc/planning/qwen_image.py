@@ -146,7 +146,7 @@ class QwenImageShape:
         return self.layers * 4 * self.width * (self.image_tokens + text_tokens) ** 2
 
     def lora_backward_flops(self, text_tokens: int) -> float:
-        """Of the backward pass where only LoRA is trained: gradients of inputs, not of weights; attention computes scores anew."""
+        """Of the backward pass where only LoRA is trained: gradients of inputs, not of weights; attention with its scores."""
         attention = self.attention_flops(text_tokens)
         return self.forward_flops(text_tokens) - attention + 2.5 * attention
 

@@ -21,7 +21,7 @@ def needs(config, ranks: int) -> float:
     ("ranks", "gib", "overrides"),
     [
         (4, 80, ()),  # the rollout is too large
-        (4, 80, ("actor.activation_checkpointing=false",)),  # the actor is larger still, and the rollout hides behind it
+        (4, 80, ("actor.activation_checkpointing=false",)),
         (4, 100, ("residency=resident",)),
         (4, 110, ("rollout.micro_batch_size=4", "actor.micro_batch_size=64", "actor.cfg=batched")),
         (2, 80, ("actor.shard_size=1", "rollout.micro_batch_size=4", "actor.micro_batch_size=64")),
@@ -44,6 +44,12 @@ def test_the_cheapest_lever_comes_first():
     assert changes_that_fit(config, 1, 128, 110 * GIB)[0] == {"residency": "swap"}
     config, _ = full_size("actor.activation_checkpointing=false", "actor.micro_batch_size=4", "rollout.micro_batch_size=4")
     assert changes_that_fit(config, 1, 128, 80 * GIB)[0] == {"actor.activation_checkpointing": True}
+
+
+def test_a_rollout_that_hides_behind_the_actor_is_made_smaller_too():
+    config, _ = full_size("actor.micro_batch_size=64", ranks=2)
+    change, _ = changes_that_fit(config, 2, 128, 80 * GIB)
+    assert change == {"rollout.micro_batch_size": 8, "actor.micro_batch_size": 32}
 
 
 def test_where_nothing_helps_the_least_is_named():
