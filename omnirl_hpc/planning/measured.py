@@ -15,7 +15,7 @@ ROLLOUT_EFFICIENCY = {
     ("diffusers", "adapter", False): 0.355,  # 39.5 ms a forward of 16.7 TF, plus 20 % for LoRA
 }
 OLD_LOG_PROB_EFFICIENCY = 0.31  # 61 ms a forward of 18.6 TF
-ACTOR_EFFICIENCY = 0.28  # 207 ms for forward, recomputed forward and backward: 57.6 TF
+ACTOR_EFFICIENCY = 0.28  # 207 ms for forward, recomputed forward and backward: 57.6 TF; eager, actor.attention=sdpa
 FP32_SLOWDOWN = 2.0  # at least: TF32 has half the peak of bf16
 
 HOST_LINK_EFFICIENCY = 0.86  # 55 GB/s of PCIe 5's 64, page-locked

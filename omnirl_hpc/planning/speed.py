@@ -34,11 +34,12 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     forward, backward = shape.forward_flops(text_width), shape.lora_backward_flops(text_width)
     branches = samples_of_rank(config, layout) * guidance_branches(config)
     points = branches * window_size(config)
+    later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
     forwards = 2 if config.actor.activation_checkpointing else 1
     forwards += reference_is_evaluated(config)
     return {
         "rollout": branches * config.sampling.num_inference_steps * forward,
-        "old_log_prob": points * forward if recomputes_old_log_prob(config) else 0.0,
+        "old_log_prob": later_updates * points * forward if recomputes_old_log_prob(config) else 0.0,
         "actor": points * (forwards * forward + backward),
     }
 
