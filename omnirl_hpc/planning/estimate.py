@@ -11,7 +11,7 @@ from omnirl_hpc.planning.measured import (
     ACTOR_WORKING_VECTORS,
     CONTEXT_BYTES,
     CUDA_HOST_BYTES,
-    GENERATION_WORKING_VECTORS,
+    DECODE_VALUES_PER_PIXEL,
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
@@ -70,8 +70,7 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
     """What one rank of a run needs. `config.residency` is swap or resident; `layout` is any rank's.
 
     Host memory leaves out what a reward's workers take, and files that the system caches.
-    text_width: tokens that prompts are padded to while the actor has the GPU (None: typical); generation is planned for the
-    widest of data.text_lengths, which is tried before the first step. Raises ConfigError where the model is not known.
+    text_width: tokens that prompts are padded to (None: typical). Raises ConfigError where the model is not known.
     """
     if config.residency not in ("swap", "resident"):
         raise ValueError(f"residency={config.residency} is to be resolved first: planning.residency.choose_residency")
@@ -85,7 +84,7 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
     (engine if config.rollout.engine == "diffusers" else stays).update(engine_adapter(config, shape))
     trained, base = trained_weights(config, shape, layout), {"actor: base weights": base_bytes(config, shape, layout)}
     always = {"CUDA and NCCL": CONTEXT_BYTES, "samples of the step": sample_bytes(config, shape, layout, text_width)} | stays
-    rollout, actor = generation(config, shape), training(config, shape, layout, text_width)
+    rollout, actor = generation(config), training(config, shape, layout, text_width)
     host = {
         "process": PROCESS_BYTES,
         "CUDA libraries": CUDA_HOST_BYTES,
@@ -138,10 +137,10 @@ def adapter_parameters(config: Config, shape: QwenImageShape) -> int:
     return shape.lora_parameters(config.actor.lora.rank, config.actor.lora.target_modules)
 
 
-def generation(config: Config, shape: QwenImageShape) -> dict[str, float]:
-    """Tensors that come and go in the engine: those of the transformer and of the VAE's decoder, for one micro-batch."""
-    tokens = config.rollout.micro_batch_size * (shape.image_tokens + config.data.text_lengths[-1])
-    return {"generation": GENERATION_WORKING_VECTORS * tokens * shape.width * BYTES[config.rollout.dtype]}
+def generation(config: Config) -> dict[str, float]:
+    """The VAE decoder's tensors for one micro-batch, which take more than the transformer's."""
+    pixels = config.rollout.micro_batch_size * config.model.height * config.model.width
+    return {"generation": DECODE_VALUES_PER_PIXEL * pixels * BYTES[config.rollout.dtype]}
 
 
 def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: int) -> dict[str, float]:

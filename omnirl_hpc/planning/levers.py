@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from copy import deepcopy
 from typing import Any
 
@@ -48,8 +47,6 @@ def changes_that_fit(config: Config, world_size: int, text_width: int, gpu_bytes
 
     def need(change: Change) -> float:
         other = changed(config, change)
-        if other.data.text_lengths[-1] < text_width:
-            return math.inf
         return estimate(other, make_layout(other, 0, world_size), text_width).gpu_bytes
 
     change: Change = {}
@@ -77,8 +74,6 @@ def _memory_levers(config: Config) -> list[tuple[str, Any]]:
             ("actor.micro_batch_size", config.actor.micro_batch_size),
         ):
             levers += [(key, size >> halvings) for halvings in range(1, size.bit_length())]
-    widths = config.data.text_lengths
-    levers += [("data.text_lengths", widths[:count]) for count in range(len(widths) - 1, 0, -1)]
     if config.rollout.engine == "vllm_omni":
         levers += [("rollout.tensor_parallel_size", ranks) for ranks in (2, 4, 8)]
     return levers

@@ -51,8 +51,8 @@ def step_seconds(config: Config, layout: Layout, gpu: Gpu, text_width: int | Non
     efficiency = ROLLOUT_EFFICIENCY[rollout.engine, rollout.lora, rollout.compile]
     seconds = {
         "rollout": flops["rollout"] / (gpu.flops * efficiency) * slowdown(rollout.dtype),
-        "old_log_prob": flops["old_log_prob"] / (gpu.flops * OLD_LOG_PROB_EFFICIENCY) * slowdown(actor.dtype),
-        "actor": flops["actor"] / (gpu.flops * ACTOR_EFFICIENCY) * slowdown(actor.dtype),
+        "old_log_prob": flops["old_log_prob"] / (gpu.flops * OLD_LOG_PROB_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
+        "actor": flops["actor"] / (gpu.flops * ACTOR_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
     }
     return seconds | {"swap": swap_seconds(config, layout, gpu), "sync": sync_seconds(config, layout)}
 

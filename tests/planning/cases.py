@@ -13,6 +13,8 @@ def full_size(*overrides: str, ranks: int = 1) -> tuple[Config, Layout]:
     return config, make_layout(config, 0, ranks)
 
 
-# What was measured in benchmarks/results/2026-11-29_h200_rl_step.md: one H200, 32 images a step, prompts padded to 256 tokens
+# What was measured in benchmarks/results: one H200, 32 images a step, prompts padded to 256 tokens
 MEASURED = ("data.prompts_per_step=2",)
 MEASURED_TEXT = 256
+EAGER = ("rollout.lora=adapter", "rollout.compile=false", "actor.compile=false")
+COMPILED = ("rollout.lora=merged", "rollout.compile=true", "actor.compile=true")

@@ -18,7 +18,7 @@ from omnirl_hpc.planning.estimate import Estimate, estimate
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sampling.trajectories import TextEmbeds
 from tests.helpers import ALONE, CPU, one_rank_group
-from tests.planning.cases import MEASURED, MEASURED_TEXT, full_size
+from tests.planning.cases import COMPILED, MEASURED, MEASURED_TEXT, full_size
 
 GIB = 2**30
 GB = 1e9
@@ -134,13 +134,21 @@ def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
 
 
 def test_one_h200_as_measured():
-    """83.7 GiB in rollout, 89.0 GiB on the host; for the actor 107.1 GiB, in which torch counted 38.4 GiB of the sleeping
-    engine's, whose memory CuMem had unmapped. The working memory in planning/measured.py comes from these figures."""
-    config, layout = full_size(*MEASURED)
+    """The working memory in planning/measured.py comes from these figures."""
+    config, layout = full_size(*MEASURED, *COMPILED)
     rollout, actor, host = without_text_encoder(estimate(config, layout, MEASURED_TEXT))
-    assert rollout == pytest.approx(83.7, rel=0.02)
-    assert actor == pytest.approx(107.1 - 38.4, rel=0.02)
-    assert host == pytest.approx(89.0, rel=0.02)
+    assert rollout == pytest.approx(56.3, rel=0.02)
+    assert actor == pytest.approx(63.7, rel=0.02)
+    assert host == pytest.approx(90.1, rel=0.02)
+
+
+def test_two_h200_as_measured():
+    """Half of the actor's weights on each."""
+    config, layout = full_size("data.prompts_per_step=4", *COMPILED, ranks=2)
+    rollout, actor, host = without_text_encoder(estimate(config, layout, MEASURED_TEXT))
+    assert rollout == pytest.approx(56.3, rel=0.02)
+    assert actor == pytest.approx(42.2, rel=0.03)
+    assert host == pytest.approx(66.2, rel=0.05)
 
 
 def test_eight_ranks_hold_460_gb_of_the_engine():
@@ -158,7 +166,7 @@ def test_without_gpus_all_is_in_host_memory(tiny):
 
 
 def test_resident_keeps_both_on_the_gpu_and_copies_only_what_changes():
-    swap, resident = (estimate(*full_size(f"residency={mode}")) for mode in ("swap", "resident"))
+    swap, resident = (estimate(*full_size(f"residency={mode}", "rollout.lora=adapter")) for mode in ("swap", "resident"))
     assert resident.gpu_bytes > swap.gpu_bytes + 40 * GB  # the actor's base
     copies = {name for name in resident.host if name.startswith("copy of")}
     assert copies == {"copy of actor: LoRA", "copy of actor: Adam"}

@@ -6,7 +6,7 @@ import pytest
 
 from omnirl_hpc.planning.gpus import find_gpu
 from omnirl_hpc.planning.speed import step_flops, step_seconds
-from tests.planning.cases import MEASURED, MEASURED_TEXT, full_size
+from tests.planning.cases import COMPILED, EAGER, MEASURED, MEASURED_TEXT, full_size
 
 H200 = find_gpu("h200")
 
@@ -18,13 +18,13 @@ def flops(*overrides: str, ranks: int = 1) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ((), {"rollout": 38.3, "old_log_prob": 7.84 / 2, "actor": 26.5, "swap": 2.3, "sync": 0.5}),
-        (("rollout.lora=merged", "rollout.compile=true"), {"rollout": 26.4, "old_log_prob": 7.74 / 2, "sync": 1.85}),
+        (EAGER, {"rollout": 38.3, "old_log_prob": 7.84 / 2, "actor": 26.5, "sync": 0.5}),  # 2026-11-29: of both updates
+        (COMPILED, {"rollout": 26.9, "old_log_prob": 2.95, "actor": 20.1, "swap": 2.2, "sync": 1.44}),
+        ((*COMPILED, "rollout.lora=adapter"), {"rollout": 30.6, "old_log_prob": 2.92, "actor": 19.8, "swap": 2.2}),
     ],
 )
 def test_one_h200_as_measured(overrides, expected):
-    """benchmarks/results/2026-11-29_h200_rl_step.md. Its swap was made with CuMem, which copied the engine out, too; old
-    log-probabilities were recomputed for both updates, not for the second alone."""
+    """The last steps of benchmarks/results/2026-11-30_h200_rl_step.md."""
     config, layout = full_size(*MEASURED, *overrides)
     seconds = step_seconds(config, layout, H200, MEASURED_TEXT)
     for phase, measured in expected.items():
