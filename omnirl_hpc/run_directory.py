@@ -17,6 +17,7 @@ from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.errors import ConfigError
 
+
 class RunDirectory:
     """config.yaml, environment.json, metrics.jsonl, samples/, log/rank_N.log."""
 

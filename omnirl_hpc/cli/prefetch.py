@@ -32,23 +32,30 @@ def run(arguments: Sequence[str]) -> None:
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() not in ("0", "OFF", "NO", "FALSE", ""):
         raise ConfigError(f"HF_HUB_OFFLINE={os.environ['HF_HUB_OFFLINE']} forbids downloads: unset it on the login node")
     folder = Path(model.path)
-    fetch(model.repo, folder)
+    commit = fetch(model.repo, folder)
     if problems := find_problems(folder):
         raise FetchError(f"{model.repo} in model.path={folder} is not complete: {'; '.join(problems)}; the same command goes on")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    print(f"{model.repo} is complete in {folder} ({size / 1e9:.1f} GB). On the nodes:")
+    print(f"{model.repo} (commit {commit}) is complete in {folder}, {size / 1e9:.1f} GB. On the nodes:")
     print(f"  RECIPE={recipe} MODEL={folder.resolve()} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh")
     print(f"  srun omnirl-hpc doctor recipe={recipe} model.path={folder.resolve()}     # tests it there first")
 
 
-def fetch(repo: str, folder: Path) -> None:
-    """All files of a repository into `folder`. Raises FetchError, ConfigError in one sentence."""
+def fetch(repo: str, folder: Path) -> str:
+    """All files of a repository into `folder`; returns the commit. Raises FetchError, or ConfigError for what is no repository."""
     import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
-        snapshot_download(repo, local_dir=folder)
+        commit = HfApi().model_info(repo).sha  # without a network, snapshot_download is content with what is there
+        snapshot_download(repo, revision=commit, local_dir=folder)
     except HFValidationError as error:
         raise ConfigError(f"model.repo={repo} is not a repository's name: {_line(error)}") from None
     except GatedRepoError:
@@ -62,6 +69,7 @@ def fetch(repo: str, folder: Path) -> None:
         ) from None
     except (HfHubHTTPError, OSError) as error:
         raise FetchError(f"{repo} could not be fetched into {folder}: {_line(error)}; the same command goes on") from None
+    return commit
 
 
 def _line(error: BaseException) -> str:

@@ -7,8 +7,8 @@ import os
 from contextlib import ExitStack
 from typing import Sequence
 
-from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config import schema
+from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import PromptTable
@@ -38,6 +38,7 @@ Choices, one file each in {configs}:
 
 Every key with its type, default and meaning: {schema}
 """
+
 
 def run(overrides: Sequence[str]) -> None:
     """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
@@ -71,7 +72,9 @@ def run(overrides: Sequence[str]) -> None:
 
 def usage() -> str:
     folder = config_dir()
-    groups = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in sorted(folder.iterdir()) if group.is_dir()}
+    groups = {
+        group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in sorted(folder.iterdir()) if group.is_dir()
+    }
     lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups.items()]
     return USAGE.format(configs=folder, groups="\n".join(lines), schema=schema.__file__)
 

@@ -33,7 +33,9 @@ def judge(config: Config, ranks: Sequence[RankFacts], needs: Needs | None) -> li
         check_ranks(ranks),
         *check_devices(ranks),
         *check_packages(ranks),
-        *same_on_all_nodes("code", ranks, lambda r: f"source {r.node.source}", FAILED, "install or check out the same omnirl_hpc"),
+        *same_on_all_nodes(
+            "code", ranks, lambda r: f"source {r.node.source}", FAILED, "install or check out the same omnirl_hpc"
+        ),
         *same_on_all_nodes(
             "container", ranks, lambda r: r.node.container or "none", WARNING, "start all ranks in the same image"
         ),
@@ -60,7 +62,9 @@ def check_devices(ranks: Sequence[RankFacts]) -> list[Finding]:
     if not with_gpu:
         return [Finding(OK, "devices", "no GPU: all ranks run on the CPU")]
     for rank in without:
-        failures.append(f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), and a container --nv or --rocm")
+        failures.append(
+            f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), and a container --nv or --rocm"
+        )
     sharing: dict[tuple[str, str], list[int]] = {}
     for rank in with_gpu:
         sharing.setdefault((rank.host, rank.gpu_id), []).append(rank.rank)
@@ -160,7 +164,9 @@ def check_host_memory(config: Config, ranks: Sequence[RankFacts], needs: Needs |
     ]
     least = f" (at least {_gib(needs.host * max(on_host.values()))} are needed)" if needs and needs.host else ""
     free = min(rank.node.free_memory for rank in _first_ranks(ranks))
-    return failures or [Finding(OK, "host memory", f"{_gib(free)} free on {'the fullest' if len(on_host) > 1 else 'this'} node{least}")]
+    return failures or [
+        Finding(OK, "host memory", f"{_gib(free)} free on {'the fullest' if len(on_host) > 1 else 'this'} node{least}")
+    ]
 
 
 def check_gpu_memory(ranks: Sequence[RankFacts], needs: Needs | None) -> list[Finding]:
