@@ -193,13 +193,13 @@ def check_clocks(ranks: Sequence[RankFacts]) -> list[Finding]:
     first, *others = _first_ranks(ranks)
     if not others:
         return []
-    skews = {rank: rank.clock - first.clock for rank in others}
+    skews = [(rank, rank.clock - first.clock) for rank in others]
     warnings = [
         Finding(WARNING, "clocks", f"{rank}'s is {skew:+.0f} s off {first}'s: times in logs mislead, tell the site's admins")
-        for rank, skew in skews.items()
+        for rank, skew in skews
         if abs(skew) > MAX_SKEW_SECONDS
     ]
-    return warnings or [Finding(OK, "clocks", f"within {max(map(abs, skews.values())):.1f} s of each other")]
+    return warnings or [Finding(OK, "clocks", f"within {max(abs(skew) for _, skew in skews):.1f} s of each other")]
 
 
 def check_offline(ranks: Sequence[RankFacts]) -> list[Finding]:
