@@ -111,6 +111,7 @@ class ActorConfig:
     micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
+    compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
     cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
 
