@@ -1,4 +1,4 @@
-"""`omnirl-hpc doctor [OVERRIDES]`: is everything here as a run needs it? Alone: the installation; under srun or torchrun: the nodes."""
+"""`omnirl-hpc doctor [OVERRIDES]`: is all as a run needs it? Alone: the installation; under srun or torchrun: the nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GOES_WITH = {
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print what is installed and what the checks found. Raises ConfigError for wrong settings, PreflightError for a failed check."""
+    """Print what is installed and what the checks found. Raises PreflightError where a check failed."""
     if "-h" in arguments or "--help" in arguments:
         print(USAGE, end="")
         return

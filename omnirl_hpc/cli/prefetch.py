@@ -1,4 +1,4 @@
-"""`omnirl-hpc prefetch recipe=NAME model.path=DIR`: fetch on a login node what the compute nodes, which have no internet, need."""
+"""`omnirl-hpc prefetch recipe=NAME model.path=DIR`: fetch on a login node what nodes without internet need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omnirl_hpc.preflight.model_files import find_problems
 
 USAGE = """usage: omnirl-hpc prefetch recipe=NAME model.path=DIR [model.repo=ORGANISATION/NAME]
 
-On a login node: fetches the recipe's model (model.repo) from the hub into the folder model.path, and checks that it is complete. What
-is already there is kept; an interrupted download goes on. HF_TOKEN, HF_ENDPOINT and proxies are huggingface_hub's.
+On a login node: fetches the recipe's model (model.repo) from the hub into the folder model.path, and checks that it is
+complete. What is already there is kept; an interrupted download goes on. HF_TOKEN, HF_ENDPOINT and proxies are huggingface_hub's.
 """
 UNUSED = ("run_dir=-", "data.prompts=-")
 
@@ -26,8 +26,8 @@ def run(arguments: Sequence[str]) -> None:
     model, recipe = loaded.config.model, loaded.choices["recipe"]
     if model.repo is None:
         raise ConfigError(
-            f"recipe={recipe} names no repository of a model: add model.repo=ORGANISATION/NAME (the tiny model is made, not fetched: "
-            "omnirl-hpc tiny-model)"
+            f"recipe={recipe} names no repository of a model: add model.repo=ORGANISATION/NAME (the tiny model is made, not "
+            "fetched: omnirl-hpc tiny-model)"
         )
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() not in ("0", "OFF", "NO", "FALSE", ""):
         raise ConfigError(f"HF_HUB_OFFLINE={os.environ['HF_HUB_OFFLINE']} forbids downloads: unset it on the login node")
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def fetch(repo: str, folder: Path) -> str:
-    """All files of a repository into `folder`; returns the commit. Raises FetchError, or ConfigError for what is no repository."""
+    """All files of a repository into `folder`; returns the commit. Raises FetchError, ConfigError for a wrong model.repo."""
     import httpx
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -64,8 +64,8 @@ def fetch(repo: str, folder: Path) -> str:
         raise ConfigError(f"model.repo={repo} does not exist on the hub, or is private: see the name, or set HF_TOKEN") from None
     except (LocalEntryNotFoundError, httpx.TransportError) as error:
         raise FetchError(
-            f"the hub cannot be reached ({_line(error.__cause__ or error)}): run this where there is a network (a login node), or set "
-            "HTTPS_PROXY or HF_ENDPOINT; the same command goes on with what is there"
+            f"the hub cannot be reached ({_line(error.__cause__ or error)}): run this where there is a network (a login node), "
+            "or set HTTPS_PROXY or HF_ENDPOINT; the same command goes on with what is there"
         ) from None
     except (HfHubHTTPError, OSError) as error:
         raise FetchError(f"{repo} could not be fetched into {folder}: {_line(error)}; the same command goes on") from None

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 USAGE = """usage: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
-Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). The same command goes on with a run
-that was stopped. Settings are Hydra overrides: steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
+Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). The same command goes on with
+a run that was stopped. Settings are Hydra overrides: steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
 them too, the command line wins. run_dir/config.yaml holds what came of it.
 
 Choices, one file each in {configs}:

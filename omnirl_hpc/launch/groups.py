@@ -17,8 +17,8 @@ from omnirl_hpc.launch.rendezvous import Rendezvous
 def pick_device(identity: Identity) -> torch.device:
     """cuda:LOCAL_RANK where the rank sees several GPUs, cuda:0 where its launcher shows it one, cpu where there is none.
 
-    The numbers in CUDA_VISIBLE_DEVICES are never read: their meaning differs between Slurm's ways of binding GPUs. Raises LaunchError
-    where there are fewer GPUs than ranks.
+    The numbers in CUDA_VISIBLE_DEVICES are never read: their meaning differs between Slurm's ways of binding GPUs.
+    Raises LaunchError where there are fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

@@ -10,7 +10,7 @@ from typing import Iterable, Sequence
 
 import torch.distributed as dist
 
-from omnirl_hpc.errors import LaunchError
+from omnirl_hpc.errors import ConfigError, LaunchError
 from omnirl_hpc.launch.identity import Identity
 
 GRACE_SECONDS = 10.0  # that other ranks wait longer than rank 0, which alone can say who is missing
@@ -18,7 +18,10 @@ LOOK_SECONDS = 1.0  # between two looks at the clock, and at a Ctrl-C
 
 
 class Rendezvous:
-    """All ranks construct it, and call its methods in the same order. Raises LaunchError where one does not."""
+    """All ranks construct it, and call its methods in the same order.
+
+    Raises LaunchError where one does not, and ConfigError where rank 0's port is taken.
+    """
 
     def __init__(self, identity: Identity, timeout_seconds: float) -> None:
         self.identity, self.seconds = identity, timeout_seconds
@@ -37,8 +40,8 @@ class Rendezvous:
             missing = [rank for rank, here in enumerate(there) if not here]
             hosts = {self.store.get(f"host/{rank}").decode() for rank, here in enumerate(there) if here}
             raise LaunchError(
-                f"rank(s) {numbers(missing)} of {self.identity.world_size} did not arrive within {self.seconds:.0f} s; the others are "
-                f"on {', '.join(sorted(hosts))}: look for what the missing ranks said, and whether their node reaches "
+                f"rank(s) {numbers(missing)} of {self.identity.world_size} did not arrive within {self.seconds:.0f} s; the "
+                f"others are on {', '.join(sorted(hosts))}: look for what the missing ranks said, and whether their node reaches "
                 f"{self.identity.master_addr}:{self.identity.master_port} (timeout_seconds=… to wait longer)"
             )
         return [self.store.get(key).decode() for key in keys]
@@ -72,8 +75,10 @@ class Rendezvous:
             store = dist.TCPStore(me.master_addr, me.master_port, me.world_size, serves, timeout, wait_for_workers=False)
         except dist.DistError as error:
             if serves:
-                reason = "another process has it" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
-                raise LaunchError(f"{me} cannot open port {me.master_port}: {reason}; export another MASTER_PORT") from None
+                raise ConfigError(
+                    f"{me}: cannot wait for the other ranks on port {me.master_port}, which another program seems to have: set "
+                    f"another MASTER_PORT ({error})"
+                ) from None
             raise LaunchError(
                 f"{me}: rank 0 does not answer at {me.master_addr}:{me.master_port} within {self.seconds:.0f} s: look for what "
                 "rank 0 said; where it said nothing, MASTER_ADDR must be a name of its node on a network that this node reaches"

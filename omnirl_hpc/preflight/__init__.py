@@ -1,1 +1,1 @@
-"""What can be known to go wrong on the nodes, found in seconds: before weights are loaded, or by hand with `omnirl-hpc doctor`."""
+"""What can go wrong on the nodes, found in seconds: before weights are loaded, or by hand with `omnirl-hpc doctor`."""

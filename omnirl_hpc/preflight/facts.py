@@ -13,7 +13,7 @@ import torch
 from omnirl_hpc import installation
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.launch.identity import Identity
-from omnirl_hpc.preflight.host_memory import free_host_memory
+from omnirl_hpc.preflight import host_memory
 from omnirl_hpc.preflight.model_files import find_problems
 
 NOT_GIVEN = "-"  # the value of a path that a preflight by hand leaves out
@@ -27,7 +27,8 @@ class NodeFacts:
     packages: dict[str, str | None]
     source: str  # hash of this package's code
     container: str | None
-    free_memory: int  # bytes
+    memory_available: int  # bytes, by the kernel's estimate
+    memory_allowed: int | None  # bytes, by a cgroup's limit
     model_problems: list[str]
     hub_offline: bool
 
@@ -79,7 +80,8 @@ def observe_node(config: Config) -> NodeFacts:
         packages=installation.packages(),
         source=installation.source_hash(),
         container=installation.container(),
-        free_memory=free_host_memory(),
+        memory_available=host_memory.available(),
+        memory_allowed=host_memory.allowed(),
         model_problems=[] if config.model.path == NOT_GIVEN else find_problems(Path(config.model.path)),
         hub_offline=os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
     )

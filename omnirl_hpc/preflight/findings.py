@@ -112,7 +112,8 @@ def check_model(config: Config, ranks: Sequence[RankFacts]) -> list[Finding]:
         Finding(
             FAILED,
             "model files",
-            f"{rank}: {'; '.join(rank.node.model_problems)}, in model.path={config.model.path}: fetch it again (omnirl-hpc prefetch)",
+            f"{rank}: {'; '.join(rank.node.model_problems)}, in model.path={config.model.path}: fetch it again "
+            "(omnirl-hpc prefetch)",
         )
         for rank in _first_ranks(ranks)
         if rank.node.model_problems
@@ -127,8 +128,8 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
         Finding(
             FAILED,
             "run_dir",
-            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file system that all nodes share "
-            "and may write to (in a container: bound)",
+            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file system that all nodes "
+            "share and may write to (in a container: bound)",
         )
         for rank in ranks
         if rank.run_dir_problem
@@ -150,23 +151,25 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
 
 
 def check_host_memory(config: Config, ranks: Sequence[RankFacts], needs: Needs | None) -> list[Finding]:
+    """A cgroup's limit is firm. What the kernel estimates is not: some virtual machines get memory as they use it."""
     on_host = {host: len(there) for host, there in _by_host(ranks).items()}
-    failures = [
-        Finding(
-            FAILED,
-            "host memory",
-            f"{rank}: {_gib(rank.node.free_memory)} are free, {on_host[rank.host]} ranks with residency={config.residency} need at "
-            f"least {_gib(needs.host * on_host[rank.host])}: ask Slurm for more (--mem=0), use fewer ranks on a node, or "
-            "residency=resident",
+    least = {host: needs.host * count if needs else 0 for host, count in on_host.items()}
+    findings = []
+    for rank in _first_ranks(ranks):
+        need, there, limit = least[rank.host], rank.node.memory_available, rank.node.memory_allowed
+        cure = (
+            f"{on_host[rank.host]} rank(s) with residency={config.residency} need at least {_gib(need)}: ask Slurm for more "
+            "(--mem=0), use fewer ranks on a node, or residency=resident"
         )
-        for rank in _first_ranks(ranks)
-        if needs is not None and rank.node.free_memory < needs.host * on_host[rank.host]
-    ]
-    least = f" (at least {_gib(needs.host * max(on_host.values()))} are needed)" if needs and needs.host else ""
-    free = min(rank.node.free_memory for rank in _first_ranks(ranks))
-    return failures or [
-        Finding(OK, "host memory", f"{_gib(free)} free on {'the fullest' if len(on_host) > 1 else 'this'} node{least}")
-    ]
+        if limit is not None and limit < need:
+            findings.append(Finding(FAILED, "host memory", f"{rank}: the job may take {_gib(limit)} more, {cure}"))
+        elif there < need:
+            findings.append(Finding(WARNING, "host memory", f"{rank}: {_gib(there)} are free, {cure}"))
+    nodes = [rank.node for rank in _first_ranks(ranks)]
+    free = min(v for node in nodes for v in (node.memory_available, node.memory_allowed) if v is not None)
+    where = "the fullest node" if len(on_host) > 1 else "this node"
+    need = f" (at least {_gib(max(least.values()))} are needed)" if needs and needs.host else ""
+    return findings or [Finding(OK, "host memory", f"{_gib(free)} free on {where}{need}")]
 
 
 def check_gpu_memory(ranks: Sequence[RankFacts], needs: Needs | None) -> list[Finding]:
@@ -205,7 +208,7 @@ def check_clocks(ranks: Sequence[RankFacts]) -> list[Finding]:
 def check_offline(ranks: Sequence[RankFacts]) -> list[Finding]:
     online = [str(rank) for rank in _first_ranks(ranks) if not rank.node.hub_offline]
     if online:
-        text = f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a network; export HF_HUB_OFFLINE=1"
+        text = f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a network; export it"
         return [Finding(WARNING, "offline", text)]
     return [Finding(OK, "offline", "HF_HUB_OFFLINE=1: no library asks a hub")]
 

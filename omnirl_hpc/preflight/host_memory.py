@@ -1,4 +1,4 @@
-"""Host memory that this process may still take, of the machine and of its cgroup: Slurm gives a job a part of the node."""
+"""Host memory that this process may still take: of the machine, and of its cgroup, since Slurm gives a job a part of the node."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 UNLIMITED = 1 << 60  # cgroup v1 says "no limit" by a number of about this size
 
 
-def free_host_memory(root: Path = Path("/")) -> int:
-    """Bytes: MemAvailable, or less where a cgroup of this process allows less."""
+def available(root: Path = Path("/")) -> int:
+    """Bytes that the machine has, as the kernel estimates it. A virtual machine may get more when it asks."""
     meminfo = (root / "proc/meminfo").read_text()
-    available = int(re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)[1]) * 1024
-    return min([available, *_left_in_cgroups(root)])
+    return int(re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)[1]) * 1024
+
+
+def allowed(root: Path = Path("/")) -> int | None:
+    """Bytes that the cgroups of this process still allow, whose limits are firm; None: there is no limit."""
+    return min(_left_in_cgroups(root), default=None)
 
 
 def _left_in_cgroups(root: Path) -> list[int]:

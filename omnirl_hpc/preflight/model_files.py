@@ -39,7 +39,7 @@ def parameter_count(shapes: dict[str, tuple[int, ...]]) -> int:
 def read_header(file: Path) -> dict[str, Any]:
     """Tensor name -> dtype, shape, data_offsets. Raises DataError where the file has not the size that its header says.
 
-    The format: 8 bytes with the header's length N (little endian), N bytes of JSON, then the tensors, whose offsets count from there.
+    The format: 8 bytes with the header's length N (little endian), N bytes of JSON, then the tensors, with offsets from there.
     """
     name = f"{file.parent.name}/{file.name}"
     try:

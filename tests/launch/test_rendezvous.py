@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import pytest
 
-from omnirl_hpc.errors import LaunchError
+from omnirl_hpc.errors import ConfigError, LaunchError
 from omnirl_hpc.launch import rendezvous as module
 from omnirl_hpc.launch.identity import Identity
 from omnirl_hpc.launch.rendezvous import Rendezvous, numbers
@@ -70,7 +70,7 @@ def test_a_port_that_is_taken():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"cannot open port {port}: another process has it; export another MASTER_PORT"):
+        with pytest.raises(ConfigError, match=f"port {port}, which another program seems to have: set another MASTER_PORT"):
             Rendezvous(Identity("srun", 0, 0, 2, "localhost", port), 1.0)
 
 

@@ -14,7 +14,7 @@ from omnirl_hpc.preflight.findings import FAILED, OK, WARNING, Finding, judge
 from omnirl_hpc.preflight.needs import Needs
 
 GIB = 2**30
-NODE = NodeFacts({"torch": "2.13.0", "peft": "0.21.2", "vllm": None}, "abc", None, 64 * GIB, [], True)
+NODE = NodeFacts({"torch": "2.13.0", "peft": "0.21.2", "vllm": None}, "abc", None, 64 * GIB, None, [], True)
 
 
 def rank(number: int, **changes: object) -> RankFacts:
@@ -116,10 +116,11 @@ def test_host_memory_is_counted_by_node(verdict):
     """Two ranks of a node need 2 x 30 GiB: 64 are enough, 50 are not."""
     needs = Needs(gpu=0, host=30 * GIB, disk=0)
     assert verdict("host memory", {}, needs)[0].text == "64.0 GiB free on the fullest node (at least 60.0 GiB are needed)"
-    found = verdict("host memory", {2: rank(2, node=replace(NODE, free_memory=50 * GIB))}, needs)
-    one_failure(
-        found, "rank 2 on node1: 50.0 GiB are free, 2 ranks with residency=swap need at least 60.0 GiB", "residency=resident"
-    )
+    short = "rank 2 on node1: the job may take 50.0 GiB more, 2 rank(s) with residency=swap need at least 60.0 GiB"
+    limited = replace(NODE, memory_allowed=50 * GIB)
+    one_failure(verdict("host memory", {2: rank(2, node=limited)}, needs), short, "residency=resident")
+    (estimate,) = verdict("host memory", {2: rank(2, node=replace(NODE, memory_available=50 * GIB))}, needs)
+    assert estimate.level == WARNING and estimate.text.startswith("rank 2 on node1: 50.0 GiB are free, 2 rank(s)")
 
 
 def test_a_gpu_that_is_in_use(verdict):

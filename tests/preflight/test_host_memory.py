@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnirl_hpc.preflight.host_memory import free_host_memory
+from omnirl_hpc.preflight.host_memory import allowed, available
 
 MIB = 2**20
 
@@ -29,14 +29,15 @@ def group(folder: str, limit: str, used: int, cache: int) -> dict[str, str]:
 
 
 def test_without_limits(tmp_path):
-    assert free_host_memory(make(tmp_path, machine("0::/\n"))) == 2048 * MIB
+    root = make(tmp_path, machine("0::/\n"))
+    assert (available(root), allowed(root)) == (2048 * MIB, None)
 
 
 def test_the_job_has_less_than_the_node(tmp_path):
     """The step has no limit of its own, the job 1000 MiB, of which 300 are used and 100 of these are cache."""
     top = "sys/fs/cgroup/slurm/job_7"
     files = machine("0::/slurm/job_7/step_0\n") | group(top, f"{1000 * MIB}\n", 300, 100) | group(f"{top}/step_0", "max\n", 1, 0)
-    assert free_host_memory(make(tmp_path, files)) == 800 * MIB
+    assert allowed(make(tmp_path, files)) == 800 * MIB
 
 
 def test_cgroup_version_1(tmp_path):
@@ -47,13 +48,13 @@ def test_cgroup_version_1(tmp_path):
         f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {50 * MIB}\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",  # what version 1 writes for no limit
     }
-    assert free_host_memory(make(tmp_path, files)) == 350 * MIB
+    assert allowed(make(tmp_path, files)) == 350 * MIB
 
 
 def test_a_group_over_its_limit_has_nothing_left(tmp_path):
     files = machine("0::/job\n") | group("sys/fs/cgroup/job", str(10 * MIB), 20, 0)
-    assert free_host_memory(make(tmp_path, files)) == 0
+    assert allowed(make(tmp_path, files)) == 0
 
 
 def test_this_machine():
-    assert free_host_memory() > 0
+    assert available() > 0 and (allowed() is None or allowed() >= 0)
