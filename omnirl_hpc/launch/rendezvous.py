@@ -14,7 +14,7 @@ from omnirl_hpc.errors import ConfigError, LaunchError
 from omnirl_hpc.launch.identity import Identity
 
 GRACE_SECONDS = 10.0  # that other ranks wait longer than rank 0, which alone can say who is missing
-LOOK_SECONDS = 1.0  # between two looks at the clock, and at a Ctrl-C
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 0.25  # between two questions to the store
 
 
 class Rendezvous:
@@ -55,16 +55,18 @@ class Rendezvous:
         return self.store.get(what).decode()
 
     def _wait(self, keys: Sequence[str], seconds: float) -> bool:
-        end = time.monotonic() + seconds
+        """Asks again and again: the store's own wait does not hear a Ctrl-C, and torch prints warnings when it times out."""
+        end, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
-                self.store.wait(list(keys), timedelta(seconds=min(LOOK_SECONDS, seconds)))
-                return True
-            except dist.DistNetworkError:
+                if self.store.check(list(keys)):
+                    return True
+            except dist.DistError:
                 raise LaunchError(f"{self.identity}: rank 0 has ended; its own message says why") from None
-            except dist.DistStoreError:
-                if time.monotonic() >= end:
-                    return False
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _connect(self) -> dist.Store:
         """The store that rank 0 serves, or torchrun's agent."""
