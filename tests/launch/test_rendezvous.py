@@ -37,7 +37,9 @@ def meet(size: int, ranks: list[int], function: Callable[[Rendezvous], Any], sec
 def test_gather_and_share():
     def talk(at: Rendezvous) -> tuple[list[str], str]:
         rank = at.identity.rank
-        return at.gather("letters", "abc"[rank]), at.share("word", "yes" if rank == 0 else "ignored")
+        said = at.gather("letters", "abc"[rank]), at.share("word", "yes" if rank == 0 else "ignored")
+        at.gather("heard", "")  # the store ends with rank 0
+        return said
 
     assert meet(3, [0, 1, 2], talk) == [(["a", "b", "c"], "yes"), ([], "yes"), ([], "yes")]
 
