@@ -16,10 +16,10 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 
 # Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets its place here.
 LEVELS = (
-    {"errors", "hashing", "pinned", "determinism"},
+    {"errors", "hashing", "pinned", "determinism", "installation"},
     {"config", "layout", "launch", "run_directory", "planning"},
     {"models", "sampling", "algorithms", "data"},
-    {"metrics", "checkpoint"},
+    {"metrics", "checkpoint", "preflight"},
     {"rollout", "actor", "rewards", "sync", "residency"},
     {"trainer", "run_state"},
     {"cli"},

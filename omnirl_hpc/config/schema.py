@@ -19,6 +19,7 @@ class ModelConfig:
 
     family: str = "qwen_image"  # a key of omnirl_hpc.models.FAMILIES
     path: str = MISSING  # a folder in diffusers' layout
+    repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
     height: int = 512  # pixels; a multiple of 16
     width: int = 512
 
