@@ -20,7 +20,7 @@ COMMANDS = {
     "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),
     "doctor": ("omnirl_hpc.cli.doctor", "what is installed, does it go together: omnirl-hpc doctor [rollout=vllm_omni …]"),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
-    "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
+    "prompts": ("omnirl_hpc.cli.prompts", "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE"),
 }
 
 
