@@ -16,7 +16,7 @@ from omnirl_hpc.errors import DataError
 SCHEMA = pa.schema([(name, pa.string()) for name in TEXT_COLUMNS])
 # verl and verl-omni: the target lies in a column of structs, of which only this leaf is read
 GROUND_TRUTH = "reward_model.ground_truth"
-ROWS_AT_ONCE = 1024  # read, and in a row group written
+ROWS_AT_ONCE = 256  # read, and in a row group written
 
 
 def convert(source: Path, out: Path) -> tuple[int, int]:
