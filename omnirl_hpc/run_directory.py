@@ -28,6 +28,9 @@ PACKAGES = (
     "tensordict",
     "pyarrow",
     "hydra-core",
+    "rapidocr",
+    "onnxruntime",
+    "rapidfuzz",
     "vllm",
     "vllm-omni",
 )

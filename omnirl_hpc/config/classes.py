@@ -49,7 +49,9 @@ def find_class(group: str, name: str) -> type:
     """
     path = name if is_import_path(name) else BUILT_IN[group].get(name)
     if path is None:
-        raise ConfigError(f"{group}={name} is not known; it must be one of: {', '.join(BUILT_IN[group])}, or your own as module:Class")
+        raise ConfigError(
+            f"{group}={name} is not known; it must be one of: {', '.join(BUILT_IN[group])}, or your own as module:Class"
+        )
     module_name, _, class_name = path.partition(":")
     found = getattr(_import(group, path, module_name), class_name, None)
     if not inspect.isclass(found):

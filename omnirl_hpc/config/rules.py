@@ -287,7 +287,8 @@ def reward_packages_are_installed(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
         missing = [package for package in find_class("reward", part.name).packages if not importlib.util.find_spec(package)]
         _require(
-            not missing, f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}"
+            not missing,
+            f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
         )
 
 

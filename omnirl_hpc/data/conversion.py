@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 256  # read, and in a row group written
 
 
 def convert(source: Path, out: Path) -> tuple[int, int]:
-    """Write the prompts of `source` to the parquet file `out`, row by row. Returns how many there are, and how many have a target.
+    """Write the prompts of `source` to the parquet file `out`, row by row; returns how many there are and how many have a target.
 
     Forms, by the end of the name: .txt with a prompt a line, the target being what stands between the first double quotes
     (flow_grpo); .jsonl and .csv with fields named like our columns; .parquet with our columns or verl-omni's (prompt and

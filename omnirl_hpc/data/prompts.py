@@ -107,4 +107,6 @@ class PromptTable:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    return pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+    return (
+        pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+    )

@@ -104,7 +104,12 @@ def test_what_cannot_be_used(module, override, message):
 def test_a_reward_of_ones_own_brings_its_settings(module):
     loaded = load_config([*NEEDED, "reward=mine:Mine", "reward.parts.Mine.level=0.25", "reward.parts.Mine.weight=2"])
     (part,) = loaded.config.reward.parts.values()
-    assert type(part).__name__ == "MineConfig" and (part.name, part.level, part.weight, part.tags) == ("mine:Mine", 0.25, 2.0, ["a"])
+    assert type(part).__name__ == "MineConfig" and (part.name, part.level, part.weight, part.tags) == (
+        "mine:Mine",
+        0.25,
+        2.0,
+        ["a"],
+    )
     assert "reward.parts.Mine.level=high" in said("reward=mine:Mine", "reward.parts.Mine.level=high")
     assert said("reward=mine:Mine", "reward.parts.Mine.lvel=1") == (
         "unknown setting reward.parts.Mine.lvel; did you mean reward.parts.Mine.level?"

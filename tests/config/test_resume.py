@@ -90,10 +90,16 @@ def test_a_key_that_one_side_does_not_know_is_null_there():
 
 
 def test_settings_that_are_newer_than_the_run_have_their_defaults():
-    saved = settings("reward=ocr").replace("      min_confidence: 0.5\n", "").replace("  clip_range: 0.01\n", "  clip_range: 1.0e-05\n")
+    saved = (
+        settings("reward=ocr")
+        .replace("      min_confidence: 0.5\n", "")
+        .replace("  clip_range: 0.01\n", "  clip_range: 1.0e-05\n")
+    )
     assert "min_confidence" not in saved
     with pytest.raises(ConfigError, match=r"min_confidence=0.4 \(the run has 0.5\)\."):
-        check_same_run(saved, settings("reward=ocr", "algorithm.clip_range=1e-5", "reward.parts.ocr.min_confidence=0.4"), "/runs/a")
+        check_same_run(
+            saved, settings("reward=ocr", "algorithm.clip_range=1e-5", "reward.parts.ocr.min_confidence=0.4"), "/runs/a"
+        )
     check_same_run(saved.replace("  clip_range: 1.0e-05\n", ""), settings("reward=ocr", "algorithm.clip_range=1e-5"), "/runs/a")
 
 

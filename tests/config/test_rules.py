@@ -175,7 +175,12 @@ BREAKS = [
     ("reward_parts_are_valid", {"reward.parts": {}}, 1, ["reward.parts", "reward=NAME"]),
     *[("reward_parts_are_valid", {f"{JPEG}.weight": weight}, 1, [f"{JPEG}.weight"]) for weight in (0.0, math.nan, math.inf)],
     *[
-        ("reward_parts_are_valid", {"reward.parts": {"ocr": OcrConfig(min_confidence=value)}}, 1, ["reward.parts.ocr.min_confidence"])
+        (
+            "reward_parts_are_valid",
+            {"reward.parts": {"ocr": OcrConfig(min_confidence=value)}},
+            1,
+            ["reward.parts.ocr.min_confidence"],
+        )
         for value in (-0.1, 1.1)
     ],
     (

@@ -50,7 +50,10 @@ def test_text_has_a_prompt_a_line_and_its_target_between_quotes(converted):
 
 
 def test_json_lines(converted):
-    records = [{"prompt": "a", "target": "A", "tag": "x", "include": [{"n": 1}]}, {"id": 7, "prompt": "b", "negative_prompt": " "}]
+    records = [
+        {"prompt": "a", "target": "A", "tag": "x", "include": [{"n": 1}]},
+        {"id": 7, "prompt": "b", "negative_prompt": " "},
+    ]
     text = "\n".join(map(json.dumps, records)) + "\n\n"
     assert converted("p.jsonl", text) == [("a", None, "A", "0"), ("b", " ", None, "7")]
 
@@ -112,7 +115,11 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         ("p.parquet", pa.table({"caption": ["a"]}), "p.parquet has no column 'prompt'; its columns are: caption"),
         ("p.parquet", pa.table({"prompt": ["a", None]}), "p.parquet, row 1: the prompt is empty"),
         ("p.parquet", pa.table({"prompt": [b"a"]}), "p.parquet, row 0: prompt is bytes, not text"),
-        ("p.parquet", verl_omni(chat(("user", "a"), ("user", "b"))), "p.parquet, row 0: prompt is a chat of 2 turns, not one prompt"),
+        (
+            "p.parquet",
+            verl_omni(chat(("user", "a"), ("user", "b"))),
+            "p.parquet, row 0: prompt is a chat of 2 turns, not one prompt",
+        ),
         ("p.parquet", verl_omni(chat(("system", "a"))), "p.parquet, row 0: the prompt is empty"),
         ("p.docx", "a", "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .csv, .parquet"),
     ],

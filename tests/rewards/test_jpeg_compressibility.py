@@ -15,7 +15,9 @@ from omnirl_hpc.rewards.reward import RewardBatch
 
 
 def score(*images: np.ndarray) -> list[float]:
-    return JpegCompressibility(RewardPartConfig()).score(RewardBatch(np.stack(images), [Prompt(str(i), "p") for i in range(len(images))]))
+    return JpegCompressibility(RewardPartConfig()).score(
+        RewardBatch(np.stack(images), [Prompt(str(i), "p") for i in range(len(images))])
+    )
 
 
 FLAT = np.full((64, 64, 3), 128, np.uint8)

@@ -95,7 +95,8 @@ def test_a_hang_ends_at_the_deadline_and_so_does_its_worker(make_runner):
     runner.submit(batch("hang"))
     runner.submit(batch("1 2"))
     with pytest.raises(
-        RewardError, match=r"reward scripted did not score 2 of 2 micro-batches within 1 s \(reward.parts.scripted.timeout_seconds"
+        RewardError,
+        match=r"reward scripted did not score 2 of 2 micro-batches within 1 s \(reward.parts.scripted.timeout_seconds",
     ):
         runner.collect()
     worker.join(timeout=30)
