@@ -53,9 +53,11 @@ def find_class(group: str, name: str) -> type:
             f"{group}={name} is not known; it must be one of: {', '.join(BUILT_IN[group])}, or your own as module:Class"
         )
     module_name, _, class_name = path.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+        raise ConfigError(f"{group}={path}: a class of your own is written as module:Class, such as my_package.my_module:MyClass")
     found = getattr(_import(group, path, module_name), class_name, None)
     if not inspect.isclass(found):
-        raise ConfigError(f"{group}={path}: the module {module_name} has no class {class_name or '(no name after the colon)'}")
+        raise ConfigError(f"{group}={path}: the module {module_name} has no class {class_name}")
     if BASES[group] not in {f"{base.__module__}:{base.__qualname__}" for base in found.__mro__}:
         raise ConfigError(f"{group}={path}: {class_name} does not derive from {BASES[group].replace(':', '.')}")
     if inspect.isabstract(found):
@@ -85,5 +87,5 @@ def _import(group: str, path: str, module_name: str):
                 f"{group}={path}: there is no module {error.name} on Python's path or in the working directory {os.getcwd()}"
             ) from None
         raise ConfigError(f"{group}={path}: {module_name} needs {error.name}, which is not installed") from None
-    except (ImportError, SyntaxError, ValueError, TypeError) as error:
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(f"{group}={path} cannot be imported: {type(error).__name__}: {error}") from None

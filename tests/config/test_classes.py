@@ -85,7 +85,7 @@ def said(*overrides: str) -> str:
         ("reward=broken:Mine", "reward=broken:Mine cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
         ("reward=mine:Other", "reward=mine:Other: the module mine has no class Other"),
         ("reward=mine:number", "reward=mine:number: the module mine has no class number"),
-        ("reward=mine:", "reward=mine:: the module mine has no class (no name after the colon)"),
+        *[(f"reward={path}", f"reward={path}: a class of your own is written as") for path in ("mine:", ":Mine", ".mine:Mine")],
         ("reward=mine:Stranger", "reward=mine:Stranger: Stranger does not derive from omnirl_hpc.rewards.reward.Reward"),
         ("algorithm=mine:Mine", "algorithm=mine:Mine: Mine does not derive from omnirl_hpc.algorithms.algorithm.Algorithm"),
         ("reward=mine:Abstract", "reward=mine:Abstract: Abstract does not define score"),

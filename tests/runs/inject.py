@@ -3,7 +3,7 @@
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), pause (until the file GO), nan (gradient).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
         save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
-`memory` instead of a fault: rank 0 notes its resident memory, in bytes, after each step in the file `resident` of the run directory.
+`memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
 """
 
 from __future__ import annotations
