@@ -71,13 +71,13 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     """Milliseconds of forward, and of forward + backward, for each image and guidance branch; peak GiB of the latter."""
     from omnirl_hpc.actor.fsdp import FSDPActor
     from omnirl_hpc.algorithms.algorithm import CURRENT
+    from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
-    from omnirl_hpc.models import FAMILIES
 
     paths = [f"model.path={work}/{layers}", f"data.prompts={work}/{layers}/prompts.parquet", f"run_dir={work}/run"]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
-    family = FAMILIES[config.model.family](config.model)
+    family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
     point = make_point(family, config, options.text_tokens, device)
     images = 2 * config.actor.micro_batch_size

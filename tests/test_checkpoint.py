@@ -19,7 +19,7 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, find_fault, load_adapter, read_state
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import peft_config
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
@@ -268,7 +268,7 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny_model, tiny_prompts, tmp_path):
     """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
-    actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+    actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = actor.lora_state(), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
     checkpointer.save(CheckpointContent(0, lora, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)))

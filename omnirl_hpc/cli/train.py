@@ -11,7 +11,6 @@ from omnirl_hpc.config import schema
 from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -22,6 +21,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -55,7 +55,7 @@ def run(overrides: Sequence[str]) -> None:
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_same_run(loaded.to_yaml())
-        PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
+        check_prompts(loaded.config)
         lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
         deadline = find_deadline(loaded.config.stop_before, identity)
@@ -160,7 +160,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
-        "reward": config.reward.name,
+        "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
         "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
         f"{actor.updates_per_step} update(s)",
     }

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.classes import SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
 # Overrides for a configuration that no run is made of: the settings that have no default.
@@ -50,12 +51,12 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
     unknown choice of a group, or a key without a value.
     """
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    store.store(group="algorithm", name="flow_grpo_schema", node=FlowGRPOConfig)
+    ConfigStore.instance().store(name="schema", node=Config)
+    for group, names in SETTINGS.items():
+        for name in names:
+            _store(group, name, f"{name}_schema", part=name)
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            composed = compose("train", list(overrides), return_hydra_config=True)
+        composed = _compose(list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
     except YAMLError as error:
@@ -74,14 +75,45 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     return LoadedConfig(config, choices, list(overrides))
 
 
-def valid_keys(config: DictConfig | None = None, prefix: str = "") -> list[str]:
-    """Every key of the schema that holds a value, in dotted form, for suggestions."""
-    if config is None:
-        config = OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))
+def _compose(overrides: list[str]) -> DictConfig:
+    """Hydra's composition. A choice that is module:Class, in an override or a recipe, becomes one when Hydra misses it."""
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return compose("train", overrides, return_hydra_config=True)
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").partition("/")
+        if group not in ("model", *SETTINGS) or not is_import_path(choice):
+            raise
+    _store(group, choice, choice, part=choice.rpartition(":")[2])
+    return _compose(overrides)
+
+
+def _store(group: str, name: str, choice: str, part: str) -> None:
+    """Make a choice of a group out of a class: its settings with their types, and its name in them."""
+    if group == "model":
+        node = {"family": name}
+    else:
+        try:
+            node = OmegaConf.structured(settings_class(group, name))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
+        node.name = name
+    ConfigStore.instance().store(group=group, name=choice, node={"parts": {part: node}} if group == "reward" else node)
+
+
+def valid_keys() -> list[str]:
+    """Every key that holds a value, in dotted form, for suggestions."""
+    store = ConfigStore.instance()
+    choices = [(group, choice) for group in SETTINGS for choice in store.list(group)]
+    keys = [key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")]
+    return [*_keys(OmegaConf.structured(Config)), *keys]
+
+
+def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     keys = []
     for name in config:
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
-            keys += valid_keys(config[name], f"{prefix}{name}.")
+            keys += _keys(config[name], f"{prefix}{name}.")
         else:
             keys.append(prefix + str(name))
     return keys
@@ -103,6 +135,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown(key: str) -> str:
+    if re.fullmatch(r"reward\.parts\.[^.]+", key):
+        return f"{key} is not among the chosen rewards: choose them by reward=NAME or 'reward=[NAME,NAME]'"
     keys = valid_keys()
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
@@ -113,9 +147,8 @@ def _explain(error: HydraException) -> str:
     """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
-    missing = re.search(r"Could not find '([^'/]+)/([^']+)'", str(error))
-    if isinstance(error, MissingConfigException) and missing:
-        group, choice = missing.groups()
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, choice = error.missing_cfg_file.partition("/")
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
