@@ -10,6 +10,7 @@ from typing import Iterator
 import torch
 import torch.distributed as dist
 
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.identity import Identity
 
 
@@ -27,7 +28,7 @@ def pick_device(identity: Identity) -> torch.device:
 def process_group(identity: Identity, device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Form the default group (NCCL on GPUs, gloo on CPUs) and destroy it at the end.
 
-    Every collective on it, the rendezvous included, fails after `timeout_seconds`. After an error the group is left as it is: the
+    Every collective on it, the rendezvous included, fails after `timeout_seconds`. Raises ConfigError where the port is taken. After an error the group is left as it is: the
     process ends, and taking leave of ranks that are stuck would only delay that.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -37,12 +38,23 @@ def process_group(identity: Identity, device: torch.device, timeout_seconds: flo
     if identity.master_addr is None:  # alone: no port is opened
         store = dist.HashStore()
     else:
-        # torchrun's agent already serves the store; elsewhere rank 0 does
-        serves = identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = dist.TCPStore(
-            identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False
-        )
-        store = dist.PrefixStore("omnirl_hpc", store)
+        store = dist.PrefixStore("omnirl_hpc", _rendezvous(identity, timeout))
     dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=timeout)
     yield
     dist.destroy_process_group()
+
+
+def _rendezvous(identity: Identity, timeout: timedelta) -> dist.Store:
+    # torchrun's agent already serves the store; elsewhere rank 0 does
+    serves = identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return dist.TCPStore(
+            identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False
+        )
+    except dist.DistNetworkError as error:
+        if not serves:
+            raise
+        raise ConfigError(
+            f"{identity}: cannot wait for the other ranks on port {identity.master_port}, which another program seems to have: "
+            f"set another MASTER_PORT ({error})"
+        ) from None

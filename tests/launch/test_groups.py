@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.groups import pick_device, process_group
 from omnirl_hpc.launch.identity import Identity
 
@@ -61,6 +62,15 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
     with pytest.raises(dist.DistError):
         with process_group(identity, CPU, timeout_seconds=1):
             pass
+    assert not dist.is_initialized()
+
+
+def test_a_port_that_is_taken_is_named_at_once():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"rank 0 of 2 .* port {port}, .*: set another MASTER_PORT .*address already in use"):
+            with process_group(Identity("srun", 0, 0, 2, "localhost", port), CPU, timeout_seconds=600):
+                pass
     assert not dist.is_initialized()
 
 

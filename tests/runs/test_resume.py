@@ -75,7 +75,7 @@ def test_stopped_again_and_again(program, reference, tmp_path):
 
     # TERM to one rank while it saves.
     ended = program.finish(run_dir, *STRICT, rare, faults=("term:save:3:1",))
-    assert "stopped: everything is saved" in ended.output
+    assert "stopped by SIGTERM: everything is saved" in ended.output
     assert not list(run_dir.glob("REQUEUE.*.0"))
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_000003"
 
