@@ -28,8 +28,8 @@ def pick_device(identity: Identity) -> torch.device:
 def process_group(identity: Identity, device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Form the default group (NCCL on GPUs, gloo on CPUs) and destroy it at the end.
 
-    Every collective on it, the rendezvous included, fails after `timeout_seconds`. Raises ConfigError where the port is taken. After an error the group is left as it is: the
-    process ends, and taking leave of ranks that are stuck would only delay that.
+    Every collective on it, the rendezvous included, fails after `timeout_seconds`. After an error the group is left as it is: the
+    process ends, and taking leave of ranks that are stuck would only delay that. Raises ConfigError where the port is taken.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)

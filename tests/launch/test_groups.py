@@ -68,7 +68,9 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
 def test_a_port_that_is_taken_is_named_at_once():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"rank 0 of 2 .* port {port}, .*: set another MASTER_PORT .*address already in use"):
+        with pytest.raises(
+            ConfigError, match=f"rank 0 of 2 .* port {port}, .*: set another MASTER_PORT .*address already in use"
+        ):
             with process_group(Identity("srun", 0, 0, 2, "localhost", port), CPU, timeout_seconds=600):
                 pass
     assert not dist.is_initialized()

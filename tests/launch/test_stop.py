@@ -104,9 +104,7 @@ def test_rank_0_looks_at_files_and_every_rank_listens_to_signals(flag, tmp_path)
         assert stop.value.reason == REQUEUE
 
 
-@pytest.mark.parametrize(
-    ("reason", "left"), [(NONE, set()), (USER, set()), (TERM, {"TERM.123.2"}), (REQUEUE, {"REQUEUE.123.2"})]
-)
+@pytest.mark.parametrize(("reason", "left"), [(NONE, set()), (USER, set()), (TERM, {"TERM.123.2"}), (REQUEUE, {"REQUEUE.123.2"})])
 def test_the_request_is_consumed_and_the_batch_shell_is_told(flag, tmp_path, reason, left):
     (tmp_path / "STOP").touch()
     flag.acknowledge(reason)
