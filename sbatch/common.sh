@@ -151,7 +151,7 @@ train() {
   local start=$SLURM_JOB_ID.$restart
   local stop_file=$RUN_DIR/STOP.$start requeue_marker=$RUN_DIR/REQUEUE.$start term_marker=$RUN_DIR/TERM.$start
   local signalled=0 code=0
-  rm -f "$stop_file" "$requeue_marker" "$term_marker" # of a job that had this number before
+  rm -f "$RUN_DIR"/{STOP,REQUEUE,TERM}."$SLURM_JOB_ID".* # of a start that was killed, or a job that had this number before
   # The warning before the time limit or a preemption. A file reaches the ranks through any launcher and container.
   trap 'signalled=1; echo "$(date +%T) USR1: the system wants the nodes back; the run saves and ends"; touch "$stop_file"' USR1
   ((!warned)) || touch "$stop_file"

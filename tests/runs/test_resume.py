@@ -72,7 +72,7 @@ def test_stopped_again_and_again(program, reference, tmp_path):
     # USR1 to one rank in the first micro-batch after that: stopped twice in a row, no step done between.
     ended = program.finish(run_dir, *STRICT, rare, faults=("usr1:rollout:1:1",), SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
     assert "stopped for the system" in ended.output
-    assert (run_dir / "REQUEUE.77.2").exists()
+    (run_dir / "REQUEUE.77.2").unlink()  # as the batch shell does
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0]
 
     # TERM to one rank while it saves.
