@@ -19,10 +19,16 @@ ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL"
 # On two cores, starting four ranks takes longer than the steps. Each rank has two samples.
 SMALL = (*program.SMALL, "rollout.micro_batch_size=2", "actor.updates_per_step=1", "determinism=strict")
 
-# Stands where a job script expects Python, and puts the faults of $FAULTS into `train`.
+# Stands where a job script expects Python, and puts the faults of $FAULTS into `train`, also behind torchrun.
 FAULTY_PYTHON = f"""#!/usr/bin/env bash
-if [ "$3" = train ]; then exec '{sys.executable}' -m tests.runs.inject $FAULTS -- "${{@:3}}"; fi
-exec '{sys.executable}' "$@"
+words=("$@")
+for i in "${{!words[@]}}"; do
+  if [ "${{words[i]}} ${{words[i + 1]}}" = "omnirl_hpc train" ]; then
+    words=("${{words[@]:0:i}}" tests.runs.inject $FAULTS -- "${{words[@]:i + 1}}")
+    break
+  fi
+done
+exec '{sys.executable}' "${{words[@]}}"
 """
 
 
@@ -48,7 +54,8 @@ class Cluster:
         subprocess.run([HOSTS / "down.sh", self._state], check=True, timeout=60)
 
     def crash(self, host: str) -> None:
-        """A node goes down without a word."""
+        """The power goes: nobody hears of it, not even that connections are closed."""
+        self.call("ip", "link", "delete", f"p-{host}")
         os.kill(int((self._state / f"run/{host}.pid").read_text()), signal.SIGKILL)
 
     def boot(self, host: str) -> None:
