@@ -68,8 +68,10 @@ class Cluster:
         command = [self._state / "bin/hpc", sys.executable, "-c", listen]
         with subprocess.Popen(command, env=self.environ | {"HPC_HOST": host}, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout.readline() == "listening\n"
-            yield
-            other.kill()
+            try:
+                yield
+            finally:
+                other.kill()
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """A command on the login host, in the checkout."""
@@ -140,8 +142,8 @@ class Job:
     def wait(self, seconds: float = DEADLINE) -> int:
         """The exit code of the batch script; 128 + the signal that killed it."""
         wait_until(self.over, f"the end of job {self.number}", self.output, seconds=seconds)
-        code, signal = map(int, self.show()["ExitCode"].split(":"))
-        return 128 + signal if signal else code
+        code, killed_by = map(int, self.show()["ExitCode"].split(":"))
+        return 128 + killed_by if killed_by else code
 
     def wait_for(self, file: Path) -> None:
         """Until a running job has made a file."""
