@@ -29,6 +29,7 @@ COLUMNS = {
     "time/other": "other",
     "memory/rollout_peak": "GPU rollout GiB",
     "memory/actor_peak": "GPU actor GiB",
+    "memory/device_reserved": "GPU reserved GiB",
     "memory/host_peak": "host GiB",
     "ratio/first_update_max_abs_log": "max abs d log p",
     "grad_norm": "grad norm",

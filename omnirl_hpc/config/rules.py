@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
@@ -24,10 +26,14 @@ ALGORITHMS = ("flow_grpo",)
 REWARDS = ("jpeg_compressibility",)
 
 
-def check(config: Config, world_size: int) -> None:
-    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks."""
+def check(config: Config, world_size: int, files: bool = True) -> None:
+    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
+
+    files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere.
+    """
     for rule in RULES:
-        rule(config, world_size)
+        if files or rule not in FILE_RULES:
+            rule(config, world_size)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -90,7 +96,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("rollout.engine", config.rollout.engine, ENGINES)
     _one_of("algorithm.name", config.algorithm.name, ALGORITHMS)
     _one_of("reward.name", config.reward.name, REWARDS)
-    _one_of("residency", config.residency, ("swap", "resident"))
+    _one_of("residency", config.residency, ("swap", "resident", "auto"))
     _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
@@ -226,6 +232,16 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     )
 
 
+def compiler_is_there(config: Config, world_size: int) -> None:
+    asked = [key for key, value in (("rollout.compile", config.rollout.compile), ("actor.compile", config.actor.compile)) if value]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    _require(
+        not asked or compiler is not None,
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load one (module load gcc), "
+        f"set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
+    )
+
+
 def optimizer_is_valid(config: Config, world_size: int) -> None:
     optimizer = config.actor.optimizer
     for key in ("lr", "eps", "max_grad_norm"):
@@ -313,6 +329,7 @@ RULES = (
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
+    compiler_is_there,
     optimizer_is_valid,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
@@ -320,3 +337,5 @@ RULES = (
     step_to_resume_is_there,
     attention_heads_divide,
 )
+
+FILE_RULES = (paths_exist, step_to_resume_is_there, compiler_is_there)
