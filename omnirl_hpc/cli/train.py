@@ -137,6 +137,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
 ENDINGS = {
     StopReason.NONE: "done: results are in {run_dir}",
     StopReason.USER: "stopped: everything is saved in {run_dir}; the same command goes on from there",
+    StopReason.TERM: "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there",
     StopReason.REQUEUE: "stopped for the system: everything is saved in {run_dir}; the same command goes on from there",
 }
 

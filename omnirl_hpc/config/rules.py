@@ -248,7 +248,9 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
 
 
 def compiler_is_there(config: Config, world_size: int) -> None:
-    asked = [key for key, value in (("rollout.compile", config.rollout.compile), ("actor.compile", config.actor.compile)) if value]
+    asked = [
+        key for key, value in (("rollout.compile", config.rollout.compile), ("actor.compile", config.actor.compile)) if value
+    ]
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     _require(
         not asked or compiler is not None,

@@ -1,6 +1,7 @@
 """`python -m tests.runs.inject ACTION:PLACE:STEP:RANK … -- train …`: the program, with faults at named places.
 
-ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), pause (until the file GO), nan (gradient).
+ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
+        pause (makes the file PAUSED, until there is a file GO).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
         save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
 `memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
@@ -43,6 +44,8 @@ class Faults:
             (self.run_dir / "PAUSED").touch()
             while not (self.run_dir / "GO").exists():
                 time.sleep(0.05)
+            (self.run_dir / "GO").unlink()
+            (self.run_dir / "PAUSED").unlink()
         else:
             raise ValueError(action)
 
