@@ -45,7 +45,8 @@ def image() -> Path:
         built = image.with_suffix(".part.sif")
         wheels = ("--bind", f"{CACHE}/wheels:/mnt", "--build-arg", "PIP_ARGS=--no-index --find-links=/mnt")
         rootfs = ("--build-arg", f"ROOTFS={CACHE}/rootfs")
-        said = call("build", "--force", *wheels, *rootfs, str(built), str(DEFINITION), without_network=True)
+        quickly = ("--mksquashfs-args", "-comp zstd -Xcompression-level 1")  # a third of the build is gzip
+        said = call("build", "--force", *quickly, *wheels, *rootfs, str(built), str(DEFINITION), without_network=True)
         assert "\nstep    2/2 " in said
         built.rename(image)
     return image
@@ -57,11 +58,10 @@ def in_image(cluster, image) -> dict[str, str]:
     return ENVIRON | {"CONTAINER": str(image), "PYTHON": "/nonexistent", "PYTHONPATH": ""}
 
 
-def test_the_image_says_what_it_is_and_runs_from_anywhere(image, tmp_path):
+def test_the_image_says_what_it_is_and_is_complete(image):
     assert "org.opencontainers.image.title: omnirl_hpc (CPU)" in call("inspect", str(image))
     assert "\ntorch         2.13.0" in call("run", str(image), "doctor")
-    place = ("exec", "--pwd", str(tmp_path), str(image), "python", "-c", "import omnirl_hpc; print(omnirl_hpc.__file__)")
-    assert "/opt/venv/lib/" in call(*place), "it needs the checkout"
+    assert "/opt/venv/lib/" in call("exec", str(image), "python", "-I", "-c", "import omnirl_hpc; print(omnirl_hpc.__file__)")
 
 
 def test_the_tiny_job_is_the_same_inside_and_outside(cluster, reference, in_image, tmp_path):
