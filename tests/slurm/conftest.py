@@ -29,7 +29,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
     if LEFT_OUT:
         terminalreporter.write_line(f"left out: tests/slurm/{{{','.join(NEED_SLURM)}}}: {PROBLEM}")
     if NO_APPTAINER:
-        instead = "" if LEFT_OUT else "; a STAND-IN ran instead of Apptainer (test_jobs.py: test_in_a_container)"
+        instead = "" if LEFT_OUT else "; only a STAND-IN for it is tested (test_jobs.py: test_in_a_container)"
         terminalreporter.write_line(f"left out: tests/slurm/{NEED_APPTAINER[0]}: {NO_APPTAINER}{instead}")
 
 
