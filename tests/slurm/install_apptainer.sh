@@ -7,17 +7,19 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cache=${OMNIRL_TEST_CACHE:-$HOME/.cache/omnirl_hpc_tests}
-python=$(realpath -s .venv/bin/python 2>/dev/null || command -v python3)
-python=${PYTHON:-$python}
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=python3
+  [ ! -x .venv/bin/python ] || PYTHON=.venv/bin/python
+fi
 die() { echo "install_apptainer.sh: $*" >&2; exit 1; }
 
 [ "$(id -u)" = 0 ] || die "only root can make the trees"
 # The wheels are for this Python, so the image must have the same.
-version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 case $version in
   3.11) suite=bookworm ;;
   3.13) suite=trixie ;;
-  *) die "no Debian release has Python $version, which $python is; PYTHON=python3.11 or python3.13" ;;
+  *) die "no Debian release has Python $version, which $PYTHON is; PYTHON=python3.11 or python3.13" ;;
 esac
 mkdir -p "$cache"
 
@@ -45,7 +47,7 @@ if [ ! -d "$wheels" ]; then
   echo "wheels into $wheels …"
   rm -rf "$cache"/wheels-*
   # shellcheck disable=SC2086 # several words
-  "$python" -m pip wheel --quiet ${PIP_ARGS:-} -c constraints/cpu.txt -w "$wheels.part" . hatchling \
+  "$PYTHON" -m pip wheel --quiet ${PIP_ARGS:-} -c constraints/cpu.txt -w "$wheels.part" . hatchling \
     || die "pip could not make the wheels"
   rm -f "$wheels.part"/omnirl_hpc-*.whl
   mv "$wheels.part" "$wheels"
