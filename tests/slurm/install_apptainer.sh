@@ -47,7 +47,7 @@ if [ ! -d "$wheels" ]; then
   echo "wheels into $wheels …"
   rm -rf "$cache"/wheels-*
   # shellcheck disable=SC2086 # several words
-  "$PYTHON" -m pip wheel -qq ${PIP_ARGS:-} -c constraints/cpu.txt -w "$wheels.part" . hatchling \
+  "$PYTHON" -m pip wheel -qq ${PIP_ARGS:-} -c constraints/cpu.txt -w "$wheels.part" '.[ocr]' hatchling \
     || die "pip could not make the wheels"
   rm -f "$wheels.part"/omnirl_hpc-*.whl
   mv "$wheels.part" "$wheels"
