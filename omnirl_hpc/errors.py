@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
+EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothing more is saved
 
 
 class OmniRLError(Exception):

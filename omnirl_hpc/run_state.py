@@ -11,8 +11,10 @@ import torch.distributed as dist
 
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.adapters import load_adapter
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter, read_state
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
+from omnirl_hpc.checkpoint_files import read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from omnirl_hpc import checkpoint as checkpoint_module
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, find_fault, load_adapter, read_state
+from omnirl_hpc.adapters import load_adapter
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
+from omnirl_hpc.checkpoint_files import find_fault, read_state
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
 from omnirl_hpc.models import FAMILIES

@@ -17,7 +17,7 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 # Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets its place here.
 LEVELS = (
     {"errors", "hashing", "pinned", "determinism"},
-    {"config", "layout", "launch", "run_directory"},
+    {"config", "layout", "launch", "run_directory", "checkpoint_files", "adapters"},
     {"models", "sampling", "algorithms", "data"},
     {"metrics", "checkpoint"},
     {"rollout", "actor", "rewards", "sync", "residency"},
@@ -119,6 +119,7 @@ def test_optional_packages_stay_where_they_belong(name):
         ["omnirl_hpc.launch.identity"],
         ["omnirl_hpc.layout"],
         ["omnirl_hpc.cli.main", "omnirl_hpc.cli.train", "omnirl_hpc.cli.prompts", "omnirl_hpc.cli.tiny_model"],
+        ["omnirl_hpc.cli.export", "omnirl_hpc.adapters"],
         ["omnirl_hpc.run_directory", "omnirl_hpc.errors"],
         # what a reward worker imports
         ["omnirl_hpc.rewards", "omnirl_hpc.rewards.runner", "omnirl_hpc.rewards.reward"],

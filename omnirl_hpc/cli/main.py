@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from omnirl_hpc import __version__
-from omnirl_hpc.errors import EXIT_USAGE, OmniRLError
+from omnirl_hpc.errors import EXIT_INTERRUPTED, EXIT_USAGE, OmniRLError
 
 # command -> (module with run(arguments), what it does)
 COMMANDS = {
@@ -15,6 +15,7 @@ COMMANDS = {
         "omnirl_hpc.cli.train",
         "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …",
     ),
+    "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
     "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OmniRLError as error:
         print(f"omnirl-hpc {command}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"omnirl-hpc {command}: interrupted", file=sys.stderr, flush=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def usage() -> str:

@@ -47,12 +47,35 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
     unknown choice of a group, or a key without a value.
     """
+    return _compose("train", overrides)
+
+
+def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
+    """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run has its default.
+
+    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made its choices.
+    """
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(file))
+        algorithm = saved["algorithm"]["name"]
+    except (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
+    for override in overrides:
+        key = override.split("=")[0].lstrip("+~")
+        if (config_dir() / key).is_dir():
+            raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
+    node = {"defaults": ["schema", {"algorithm": f"{algorithm}_schema"}, "_self_"], **saved}
+    ConfigStore.instance().store(name="saved_run", node=OmegaConf.create(node))
+    return _compose("saved_run", overrides)
+
+
+def _compose(name: str, overrides: Sequence[str]) -> LoadedConfig:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="algorithm", name="flow_grpo_schema", node=FlowGRPOConfig)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            composed = compose("train", list(overrides), return_hydra_config=True)
+            composed = compose(name, list(overrides), return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
     except YAMLError as error:

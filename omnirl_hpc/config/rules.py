@@ -9,6 +9,7 @@ import json
 import math
 from pathlib import Path
 
+from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
@@ -266,10 +267,21 @@ def paths_exist(config: Config, world_size: int) -> None:
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
     _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
-    adapter = config.init_adapter
+
+
+def init_adapter_fits(config: Config, world_size: int) -> None:
+    adapter, lora = config.init_adapter, config.actor.lora
+    if adapter is None:
+        return
     _require(
-        adapter is None or (Path(adapter) / "adapter_model.safetensors").is_file(),
-        f"init_adapter={adapter} is not a PEFT adapter: {adapter}/adapter_model.safetensors does not exist",
+        adapter_file(Path(adapter)) is not None,
+        f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
+    )
+    found = read_adapter_config(Path(adapter))
+    _require(
+        (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
+        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank and actor.lora.alpha "
+        "to them",
     )
 
 
@@ -317,6 +329,7 @@ RULES = (
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
+    init_adapter_fits,
     step_to_resume_is_there,
     attention_heads_divide,
 )

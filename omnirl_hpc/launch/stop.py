@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Mapping
 
-EXIT_INTERRUPTED = 130  # a second Ctrl-C: nothing more is saved
+from omnirl_hpc.errors import EXIT_INTERRUPTED
 
 
 class StopReason(enum.IntEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
@@ -170,7 +171,7 @@ BREAKS = [
     ("reward_fraction_is_valid", {"reward.max_failed_fraction": -0.1}, 1, ["reward.max_failed_fraction"]),
     ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
-    ("paths_exist", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
+    ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": 7}, 1, ["checkpoint.resume_step=7", "it has: none"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": -1}, 1, ["checkpoint.resume_step=-1"]),
 ]
@@ -249,3 +250,12 @@ def test_names_are_those_of_the_registries():
     assert set(rules.ALGORITHMS) == set(ALGORITHMS)
     assert set(rules.FAMILIES) == set(FAMILIES)
     assert set(rules.REWARDS) == set(REWARDS)
+
+
+@pytest.mark.parametrize(("rank", "alpha", "fits"), [(64, 128, True), (64, 64, False), (8, 128, False)])
+def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, alpha, fits):
+    """Its alpha is a setting of the recipe: another one would scale the adapter in silence."""
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha}))
+    config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
+    assert breaks(rules.init_adapter_fits, config, 1) != fits

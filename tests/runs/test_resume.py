@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from omnirl_hpc.checkpoint import load_adapter, read_state
+from omnirl_hpc.adapters import load_adapter
+from omnirl_hpc.checkpoint_files import read_state
 from tests.runs.conftest import STRICT
 from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, lines
 
