@@ -27,11 +27,20 @@ def adapter_file(folder: Path) -> Path | None:
     return next((folder / name for name in (PEFT_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
 
 
-def find_run_adapter(checkpoints: Path, step: int | None, ema: bool) -> tuple[int, Path]:
-    """The adapter in the checkpoint of `step`, else in the newest whole one: (step, folder).
+def step_or_best(text: str) -> int | str:
+    """The value of the option --step."""
+    return text if text == "best" else int(text)
+
+
+def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = False) -> tuple[int, Path]:
+    """The adapter in the checkpoint of `step` ("best": of the one kept as such), else in the newest whole one: (step, folder).
 
     Raises CheckpointError where there is none.
     """
+    if step == "best":
+        if not (checkpoints / "best").is_file():
+            raise CheckpointError(f"--step best: {checkpoints} has none: the run was made without evaluation.every")
+        step = int((checkpoints / "best").read_text().removeprefix("step_"))
     path = find_checkpoint(checkpoints, step, setting="--step ")
     if path is None:
         raise CheckpointError(f"{checkpoints} has no whole checkpoint")

@@ -2,10 +2,12 @@
 
     checkpoints/step_000010/    state after 10 steps
         adapter/                the policy's LoRA in PEFT's format, fp32 master weights
+        ema/                    the same of its running mean, where one is kept
         optimizer/              torch DCP, sharded; loads on any number of ranks
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
+    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams have no state:
 every draw is a function of its identity (sampling/noise.py). The frozen base is not saved.
@@ -30,7 +32,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from omnirl_hpc.adapters import load_adapter, save_adapter
+from omnirl_hpc.adapters import save_adapter
 from omnirl_hpc.checkpoint_files import checkpoint_path, crc, find_checkpoint, read_state, steps_in, write_text
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
@@ -45,10 +47,11 @@ class CheckpointContent:
     """What goes into a checkpoint."""
 
     step: int  # finished steps
-    lora: dict[str, Tensor]  # full tensors
+    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, and `ema` where a running mean is kept
     optimizer: dict[str, Tensor]  # sharded tensors
     state: dict[str, Any]  # JSON
     peft_config: dict[str, Any]
+    best: int | None = None  # the step whose checkpoint stays whatever its age
 
 
 class Checkpointer:
@@ -65,12 +68,14 @@ class Checkpointer:
         self._agreement = dist.new_group(backend="gloo", timeout=timeout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, list[Future]] | None = None
+        self._best: int | None = None
 
     # ---------------------------------------------------------------- writing
 
     def save(self, content: CheckpointContent) -> None:
         """Write a checkpoint; in the background if so configured. Raises CheckpointError on every rank where any failed."""
         self.wait()
+        self._best = content.best
         what = f"write checkpoint {content.step}"
         self._everywhere(lambda: self._prepare(content.step), what)
         if self._config.asynchronous:
@@ -109,22 +114,25 @@ class Checkpointer:
 
     def _write(self, content: CheckpointContent) -> None:
         dcp.save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group)
-        self._write_rest(content.step, content.lora, content.state, content.peft_config)
+        self._write_rest(content.step, content.adapters, content.state, content.peft_config)
 
     def _start_writing(self, content: CheckpointContent) -> list[Future]:
         """The same in the background, from copies that training cannot change any more."""
-        lora = {name: tensor.to("cpu", copy=True) for name, tensor in content.lora.items()} if self._rank == 0 else {}
+        adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
         return [
             dcp.async_save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group),
-            self._background.submit(self._write_rest, content.step, lora, content.state, content.peft_config),
+            self._background.submit(self._write_rest, content.step, adapters, content.state, content.peft_config),
         ]
 
     def _writer(self, step: int) -> dcp.FileSystemWriter:
         return dcp.FileSystemWriter(self._temporary(step) / "optimizer", sync_files=True)
 
-    def _write_rest(self, step: int, lora: dict[str, Tensor], state: dict[str, Any], peft_config: dict[str, Any]) -> None:
+    def _write_rest(
+        self, step: int, adapters: dict[str, dict[str, Tensor]], state: dict[str, Any], peft_config: dict[str, Any]
+    ) -> None:
         if self._rank == 0:
-            save_adapter(self._temporary(step) / "adapter", lora, peft_config)
+            for folder, lora in adapters.items():
+                save_adapter(self._temporary(step) / folder, lora, peft_config)
             write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
 
     def _complete(self, step: int) -> None:
@@ -140,13 +148,16 @@ class Checkpointer:
         write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
         shutil.rmtree(self._path(step), ignore_errors=True)  # of a run that went another way after this step
         folder.rename(self._path(step))
-        self._point_to(step)
-        for old in steps_in(self._folder)[: -self._config.keep]:
+        self._point("latest", step)
+        if self._best is not None:
+            self._point("best", self._best)
+        aging = [step for step in steps_in(self._folder) if step != self._best]
+        for old in aging[: -self._config.keep]:
             shutil.rmtree(self._path(old), ignore_errors=True)
 
-    def _point_to(self, step: int) -> None:
-        write_text(self._folder / "latest.tmp", self._path(step).name)
-        (self._folder / "latest.tmp").rename(self._folder / "latest")
+    def _point(self, name: str, step: int) -> None:
+        write_text(self._folder / f"{name}.tmp", self._path(step).name)
+        (self._folder / f"{name}.tmp").rename(self._folder / name)
 
     def _everywhere(self, action: Callable[[], object], what: str) -> None:
         """Do `action` on every rank and agree on its success, so that no rank waits for one that failed."""
@@ -202,25 +213,27 @@ class Checkpointer:
             return find_checkpoint(self._folder, self._config.resume_step, setting="checkpoint.resume_step=")
         return find_checkpoint(self._folder)
 
-    def load(self, path: Path, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Read a checkpoint: fills `optimizer` in place, returns the adapter.
-
-        Later ones are put aside, and never deleted: this run goes another way.
-        """
+    def load(self, path: Path, optimizer: dict[str, Tensor]) -> None:
+        """Fill `optimizer` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
         dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
-        lora = load_adapter(path / "adapter")
         dist.barrier(self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]
             for later in steps_in(self._folder):
                 if later > step:
                     self._put_aside(self._path(later))
-            self._point_to(step)
-        return lora
+            self._point("latest", step)
+            best = self._folder / "best"
+            if best.exists() and not (self._folder / best.read_text()).exists():
+                best.unlink()
 
     def _put_aside(self, path: Path) -> None:
         numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
         path.rename(next(name for name in numbered if not name.exists()))
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _first_line(error: BaseException) -> str:

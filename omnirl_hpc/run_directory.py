@@ -45,6 +45,7 @@ class RunDirectory:
         self.hashes = self.path / "hashes.jsonl"
         self.logs = self.path / "log"
         self.checkpoints = self.path / "checkpoints"
+        self.evaluation = self.path / "evaluation"
 
     def require_run(self) -> None:
         """Raise ConfigError where the folder holds no run."""

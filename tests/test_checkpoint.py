@@ -42,7 +42,7 @@ def content(step: int, size: int = 5) -> CheckpointContent:
     optimizer = {f"{name}.exp_avg": torch.randn(3, size, generator=generator) for name in NAMES} | {
         "step": torch.tensor(float(step))
     }
-    return CheckpointContent(step, lora, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
+    return CheckpointContent(step, {"adapter": lora}, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
 
 
 def make(folder, **settings) -> Checkpointer:
@@ -66,7 +66,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def assert_loads(checkpointer: Checkpointer, path, step: int) -> None:
     expected = content(step)
     optimizer = {name: torch.full_like(tensor, 99.0) for name, tensor in expected.optimizer.items()}
-    assert same(checkpointer.load(path, optimizer), expected.lora)
+    checkpointer.load(path, optimizer)
+    assert same(load_adapter(path / "adapter"), expected.adapters["adapter"])
     assert same(optimizer, expected.optimizer)
     assert read_state(path) == expected.state
 
@@ -197,7 +198,7 @@ def test_training_does_not_leak_into_a_background_save(tmp_path, monkeypatch):
     checkpointer.save(given)
     checkpointer.poll()
     assert checkpointer.find() is None  # not there yet
-    for tensor in (*given.lora.values(), *given.optimizer.values()):
+    for tensor in (*given.adapters["adapter"].values(), *given.optimizer.values()):
         tensor.fill_(-1)
     go.set()
     checkpointer.wait()
@@ -233,9 +234,9 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_there(small_disk, async
     checkpointer.wait()
     large = content(2, size=200_000)
     small = content(2)
-    lora, optimizer = (large.lora, small.optimizer) if too_large == "adapter" else (small.lora, large.optimizer)
+    adapters, optimizer = (large.adapters, small.optimizer) if too_large == "adapter" else (small.adapters, large.optimizer)
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(replace(small, lora=lora, optimizer=optimizer))
+        checkpointer.save(replace(small, adapters=adapters, optimizer=optimizer))
         checkpointer.wait()
     message = str(error.value)
     assert message.startswith(f"could not write checkpoint 2 in {disk / 'c'}: rank 0: ")
@@ -254,7 +255,7 @@ def save_on_a_full_disk(folder) -> str:
     checkpointer = Checkpointer(folder, CheckpointConfig(), rank, timeout_seconds=60.0)
     checkpointer.save(content(1))
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(replace(content(2), lora=content(2, size=200_000).lora))
+        checkpointer.save(replace(content(2), adapters=content(2, size=200_000).adapters))
     checkpointer.save(content(3))
     return str(error.value)
 
@@ -273,7 +274,9 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny
     actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
     lora, optimizer = actor.lora_state(), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
-    checkpointer.save(CheckpointContent(0, lora, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)))
+    checkpointer.save(
+        CheckpointContent(0, {"adapter": lora}, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets))
+    )
     written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
     payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
     assert payload < written <= 1.1 * payload

@@ -21,6 +21,7 @@ LEVELS = (
     {"models", "sampling", "algorithms", "data"},
     {"metrics", "checkpoint"},
     {"rollout", "actor", "rewards", "sync", "residency"},
+    {"roll_out", "evaluation"},
     {"trainer", "run_state"},
     {"cli"},
 )

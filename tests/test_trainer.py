@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from omnirl_hpc import trainer as trainer_module
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
-from omnirl_hpc.layout import Layout, make_layout
+from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
@@ -63,13 +62,9 @@ class ObservedTrainer(Trainer):
         self.seen.metrics.append(super().train_step(step))
         return self.seen.metrics[-1]
 
-    def roll_out(self, requests, groups):
-        batch = super().roll_out(requests, groups)
+    def training_points(self, batch, scored, advantages):
         for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
             self.seen.images[self.step, group, sample] = image
-        return batch
-
-    def training_points(self, batch, scored, advantages):
         updates = super().training_points(batch, scored, advantages)
         steps = batch.log_probs.shape[1]
         self.seen.weights.append(torch.cat([p.weights for points in updates for p in points[::steps]]) * steps)
@@ -308,37 +303,3 @@ def test_two_ranks_are_one(configured, config, run):
     for rank, (_, message) in enumerate(ranks):
         assert message.startswith("reward jpeg_compressibility gave no finite score for 1 of 8 samples")
         assert message.endswith("on this rank: the scorer is out of paper") == (rank == 1)
-
-
-@pytest.mark.parametrize("micro_batches", [[3, 3, 2], [8], [1] * 8])
-def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
-    """Each sample goes to one of them, and all have the same number, wherever micro-batches end."""
-
-    class Samples:
-        """As much of Trajectories as roll_out looks at."""
-
-        def __init__(self, numbers):
-            self.group = torch.tensor(numbers)
-            self.images = torch.zeros(len(numbers), 3, 2, 2, dtype=torch.uint8)
-
-        def __len__(self):
-            return len(self.group)
-
-        def __getitem__(self, rows):
-            return Samples(self.group[rows].tolist())
-
-    def own(rank: int) -> list[int]:
-        numbers = iter(range(8))
-        made = [Samples([next(numbers) for _ in range(size)]) for size in micro_batches]
-        trainer, scored = Trainer.__new__(Trainer), []
-        trainer.layout = Layout(rank, world_size=2, replica_size=2, shard_size=2)
-        trainer.engine = SimpleNamespace(generate=lambda requests: made)
-        trainer.check_stop = lambda: None
-        trainer.rewards = SimpleNamespace(submit=lambda batch: scored.extend(batch.prompts))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "cat", lambda batches: [n for b in batches for n in b.group.tolist()])
-            kept = trainer.roll_out([], [SimpleNamespace(prompt=n) for n in range(8)])
-        assert scored == kept  # each rank scores what it trains
-        return kept
-
-    assert (own(0), own(1)) == ([0, 2, 4, 6], [1, 3, 5, 7])

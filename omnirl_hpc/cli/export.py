@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Sequence
 
-from omnirl_hpc.adapters import find_run_adapter, load_adapter, read_adapter_config, save_diffusers_adapter
+from omnirl_hpc.adapters import find_run_adapter, load_adapter, read_adapter_config, save_diffusers_adapter, step_or_best
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, ConfigError
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step")
+    parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
     parser.add_argument("--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)")
     parser.add_argument("--merge", action="store_true", help="add it to the weights and write the whole transformer")
     parser.add_argument(

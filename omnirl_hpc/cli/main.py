@@ -15,6 +15,10 @@ COMMANDS = {
         "omnirl_hpc.cli.train",
         "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …",
     ),
+    "evaluate": (
+        "omnirl_hpc.cli.evaluate",
+        "base and adapter side by side on fixed prompts: omnirl-hpc evaluate RUN OUT [--step N] …",
+    ),
     "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import time
 from typing import Sequence
 
+from omnirl_hpc.cli.ranks import rank_0_speaks
 from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
@@ -26,13 +25,11 @@ from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
-SPEAKING_SECONDS = 2.0
-
 
 def run(overrides: Sequence[str]) -> None:
     """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks."""
     identity = find_identity()
-    try:
+    with rank_0_speaks(identity):
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
         if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
@@ -41,16 +38,11 @@ def run(overrides: Sequence[str]) -> None:
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_same_run(loaded.to_yaml())
-        PromptTable(loaded.config.data.prompts)  # reads the table's header: one that cannot be used is found now
+        check_prompts(loaded.config)
         lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
         deadline = find_deadline(loaded.config.stop_before, identity)
         run_directory.create()
-    except OmniRLError as error:
-        if identity.rank == 0:
-            raise
-        time.sleep(SPEAKING_SECONDS)  # a launcher may end the other ranks as soon as one has ended: rank 0 speaks first
-        sys.exit(error.exit_code)
     stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
     if identity.rank == 0:
@@ -59,6 +51,13 @@ def run(overrides: Sequence[str]) -> None:
         train(loaded, identity, run_directory, stop)
     finally:
         lock.release()
+
+
+def check_prompts(config: Config) -> None:
+    """Read what is cheap to read of the prompt tables: one that cannot be used is found now."""
+    PromptTable(config.data.prompts)
+    if config.evaluation.every:
+        PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
 def find_deadline(stop_before: float, identity: Identity) -> float | None:

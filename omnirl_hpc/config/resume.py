@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "reward.workers",
     "reward.timeout_seconds",
     "checkpoint.",
+    "evaluation.",
     "logging.",
 )
 

@@ -25,10 +25,14 @@ ALGORITHMS = ("flow_grpo",)
 REWARDS = ("jpeg_compressibility",)
 
 
-def check(config: Config, world_size: int) -> None:
-    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks."""
+def check(config: Config, world_size: int, trains: bool = True) -> None:
+    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
+
+    trains: False for a command that only samples, on whatever number of ranks.
+    """
     for rule in RULES:
-        rule(config, world_size)
+        if trains or rule not in OF_TRAINING:
+            rule(config, world_size)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -55,6 +59,9 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,
         "actor.lora.alpha": config.actor.lora.alpha,
+        "evaluation.num_prompts": config.evaluation.num_prompts,
+        "evaluation.samples_per_prompt": config.evaluation.samples_per_prompt,
+        "evaluation.num_inference_steps": config.evaluation.num_inference_steps,
         "checkpoint.every": config.checkpoint.every,
         "checkpoint.keep": config.checkpoint.keep,
         "reward.workers": config.reward.workers,
@@ -67,6 +74,8 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
     for key, value in {
         "seed": config.seed,
         "stop_before": config.stop_before,
+        "evaluation.every": config.evaluation.every,
+        "evaluation.seed": config.evaluation.seed,
         "logging.samples_every": config.logging.samples_every,
         "logging.samples_count": config.logging.samples_count,
     }.items():
@@ -241,6 +250,11 @@ def optimizer_is_valid(config: Config, world_size: int) -> None:
     )
 
 
+def ema_decay_is_valid(config: Config, world_size: int) -> None:
+    decay = config.actor.ema_decay
+    _require(decay is None or 0 < decay < 1, f"actor.ema_decay={decay} must be between 0 and 1, or null for none")
+
+
 def flow_grpo_is_valid(config: Config, world_size: int) -> None:
     algorithm = config.algorithm
     if not isinstance(algorithm, FlowGRPOConfig):
@@ -285,6 +299,26 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
     )
 
 
+def evaluation_is_possible(config: Config, world_size: int) -> None:
+    evaluation = config.evaluation
+    if not evaluation.every:
+        return
+    layout = make_layout(config, rank=0, world_size=world_size)
+    _require(
+        evaluation.num_prompts % layout.num_replicas == 0,
+        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
+        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+    )
+    samples = evaluation.num_prompts // layout.num_replicas * evaluation.samples_per_prompt
+    _require(
+        samples % layout.replica_size == 0,
+        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
+        f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
+    )
+    prompts = evaluation.prompts
+    _require(prompts is None or Path(prompts).is_file(), f"evaluation.prompts={prompts} does not exist")
+
+
 def step_to_resume_is_there(config: Config, world_size: int) -> None:
     step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
     if step is None:
@@ -326,10 +360,14 @@ RULES = (
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
     optimizer_is_valid,
+    ema_decay_is_valid,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     paths_exist,
     init_adapter_fits,
+    evaluation_is_possible,
     step_to_resume_is_there,
     attention_heads_divide,
 )
+
+OF_TRAINING = (layout_is_possible, updates_divide_the_step, init_adapter_fits, step_to_resume_is_there)
