@@ -48,8 +48,8 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / "state.json").read_text())
 
 
-def find_fault(path: Path) -> str | None:
-    """Why a checkpoint is not whole; None where it is."""
+def find_fault(path: Path, quickly: bool = False) -> str | None:
+    """Why a checkpoint is not whole; None where it is. quickly: by the sizes of its files alone."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def find_fault(path: Path) -> str | None:
             found = (path / name).stat().st_size
             if found != size:
                 return f"has {found} of {size} bytes of {name}"
-            if crc(path / name) != expected:
+            if not quickly and crc(path / name) != expected:
                 return f"has other bytes in {name} than were written"
         except FileNotFoundError:
             return f"lacks {name}"

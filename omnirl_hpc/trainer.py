@@ -25,6 +25,7 @@ from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
+from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.residency import Residency
 from omnirl_hpc.rewards import REWARDS
@@ -98,7 +99,9 @@ class Trainer:
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
         self.timer.take()
-        with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
+        rank = self.layout.rank
+        progress, trackers = ProgressDisplay(self.config.steps, rank), Trackers(self.config, self.run, first, rank)
+        with progress, trackers, self.timer.phase("other"):
             for step in range(first, self.config.steps):
                 try:
                     metrics = self.train_step(step)
@@ -106,12 +109,12 @@ class Trainer:
                     log.info("stop requested (%s) in step %d, phase %s", stop.reason.name, step, self.timer.current)
                     self.state.give_up(step)
                     return stop.reason
-                if self.layout.rank == 0:
+                if rank == 0:
                     self.run.append_metrics(metrics)
                 progress.show(metrics)
+                trackers.log(metrics)
                 self.state.save_if_due(step + 1)
         self.state.finish()
-        self.engine.close()
         return StopReason.NONE
 
     def train_step(self, step: int) -> dict[str, float]:

@@ -19,6 +19,8 @@ COMMANDS = {
         "omnirl_hpc.cli.evaluate",
         "base and adapter side by side on fixed prompts: omnirl-hpc evaluate RUN OUT [--step N] …",
     ),
+    "status": ("omnirl_hpc.cli.status", "step, reward, speed and checkpoints of a run: omnirl-hpc status RUN"),
+    "report": ("omnirl_hpc.cli.report", "one page about a run that opens offline: omnirl-hpc report RUN [--out FILE]"),
     "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),

@@ -20,6 +20,8 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.report.page import write_report
+from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -91,6 +93,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
         try:
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop)
             reason = trainer.train()
+            trainer.engine.close()  # not after an error: taking leave of ranks that are stuck would only delay the end
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
         except Exception as error:  # whatever it is: only the place is added to the log, and it goes on as it came
@@ -102,6 +105,16 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if identity.rank == 0:
         stop.acknowledge(reason)
         print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
+        write_last_words(run_directory)
+
+
+def write_last_words(run_directory: RunDirectory) -> None:
+    """The report of a run that ended well, and what came of its reward. A report that cannot be written fails no run."""
+    try:
+        print(f"report: {write_report(run_directory.path)}")
+    except OSError as error:
+        log.warning("the report was not written: %s", error)
+    print(describe_rewards(RunRecords.read(run_directory.path)), flush=True)
 
 
 ENDINGS = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
@@ -22,6 +23,7 @@ FAMILIES = ("qwen_image",)
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
 ALGORITHMS = ("flow_grpo",)
+TRACKERS = ("tensorboard", "wandb", "trackio")
 REWARDS = ("jpeg_compressibility",)
 
 
@@ -299,6 +301,15 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
     )
 
 
+def trackers_are_installed(config: Config, world_size: int) -> None:
+    for name in config.logging.trackers:
+        _one_of("logging.trackers", name, TRACKERS)
+        _require(
+            find_spec(name) is not None,
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install 'omnirl_hpc[{name}]', or drop it",
+        )
+
+
 def evaluation_is_possible(config: Config, world_size: int) -> None:
     evaluation = config.evaluation
     if not evaluation.every:
@@ -365,9 +376,10 @@ RULES = (
     reward_fraction_is_valid,
     paths_exist,
     init_adapter_fits,
+    trackers_are_installed,
     evaluation_is_possible,
     step_to_resume_is_there,
     attention_heads_divide,
 )
 
-OF_TRAINING = (layout_is_possible, updates_divide_the_step, init_adapter_fits, step_to_resume_is_there)
+OF_TRAINING = (layout_is_possible, updates_divide_the_step, init_adapter_fits, step_to_resume_is_there, trackers_are_installed)

@@ -163,6 +163,7 @@ class LoggingConfig:
 
     samples_every: int = 10  # steps between saved sample images; 0: never
     samples_count: int = 8  # images saved each time
+    trackers: list[str] = field(default_factory=list)  # tensorboard | wandb | trackio: metrics go there too; each is an extra
 
 
 @dataclass
