@@ -292,3 +292,27 @@ def test_an_adapter_of_another_program_is_read_under_our_names(tmp_path):
 
 def test_state_is_readable_without_loading(saved):
     assert read_state(saved[0] / "step_000002")["cursor"] == 14
+
+
+def test_the_best_one_stays_whatever_its_age(tmp_path):
+    checkpointer = make(tmp_path / "c", keep=1)
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2)):
+        checkpointer.save(replace(content(step), best=best))
+    names = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert names == ["best", "latest", "step_000002", "step_000004"]
+    assert (tmp_path / "c" / "best").read_text() == "step_000002"
+    checkpointer.save(replace(content(5), best=5))
+    assert sorted(p.name for p in (tmp_path / "c").glob("step_*")) == ["step_000004", "step_000005"]
+    optimizer = dict(content(4).optimizer)
+    make(tmp_path / "c", resume_step=4).load(tmp_path / "c" / "step_000004", optimizer)
+    assert not (tmp_path / "c" / "best").exists()  # step 5 is put aside: it belongs to another way
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_running_mean_has_a_folder_of_its_own(tmp_path, asynchronous):
+    checkpointer = make(tmp_path / "c", asynchronous=asynchronous)
+    mean = {name: tensor + 1 for name, tensor in content(1).adapters["adapter"].items()}
+    checkpointer.save(replace(content(1), adapters=content(1).adapters | {"ema": mean}))
+    checkpointer.wait()
+    assert same(load_adapter(tmp_path / "c/step_000001/ema"), mean)
+    assert same(load_adapter(tmp_path / "c/step_000001/adapter"), content(1).adapters["adapter"])

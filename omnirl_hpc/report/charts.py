@@ -69,7 +69,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round values in [low, high]."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    distance = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    distance = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.999 * rough)
     return [i * distance for i in range(math.ceil(low / distance), math.floor(high / distance) + 1)]
 
 
