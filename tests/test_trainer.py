@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from omnirl_hpc import trainer as trainer_module
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.errors import RewardError
+from omnirl_hpc.errors import DataError, RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -303,3 +305,27 @@ def test_two_ranks_are_one(configured, config, run):
     for rank, (_, message) in enumerate(ranks):
         assert message.startswith("reward jpeg_compressibility gave no finite score for 1 of 8 samples")
         assert message.endswith("on this rank: the scorer is out of paper") == (rank == 1)
+
+
+EVALUATION = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=3", "actor.ema_decay=0.5")
+
+
+def test_evaluations_change_nothing_and_keep_the_best(configured, run):
+    """Between two steps the engine holds base and mean: the second step would show it."""
+    loaded = configured(*EVALUATION, "checkpoint.keep=1")
+    with one_rank_group():
+        evaluated = train(loaded)
+    scores = [{k: v for k, v in step.items() if k.startswith("evaluation/")} for step in evaluated.values]
+    for step, expected, score in zip(evaluated.values, run.values, scores):
+        assert {k: v for k, v in step.items() if k not in score} == expected
+        assert score.keys() == {"evaluation/base", "evaluation/ema", "evaluation/adapter"}
+    assert scores[0]["evaluation/base"] == scores[1]["evaluation/base"]
+    assert all(torch.equal(evaluated.adapter[name], run.adapter[name]) for name in run.adapter)
+    best = max((1, 2), key=lambda done: scores[done - 1]["evaluation/ema"])  # the first of equals
+    assert (Path(loaded.config.run_dir) / "checkpoints/best").read_text() == f"step_00000{best}"
+
+
+def test_a_prompt_that_is_too_long_for_an_evaluation_is_found_at_the_start(configured, tmp_path):
+    pq.write_table(pa.table({"prompt": ["a cat", "b" * 2000]}), tmp_path / "long.parquet")
+    with one_rank_group(), pytest.raises(DataError, match="row 1: a prompt of .* tokens is longer than"):
+        train(configured(*EVALUATION, f"evaluation.prompts={tmp_path / 'long.parquet'}"))

@@ -374,10 +374,10 @@ RULES = (
     ema_decay_is_valid,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
+    evaluation_is_possible,
     paths_exist,
     init_adapter_fits,
     trackers_are_installed,
-    evaluation_is_possible,
     step_to_resume_is_there,
     attention_heads_divide,
 )

@@ -151,6 +151,20 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
     assert (ours - theirs).norm() <= OTHER_RANKS_BOUND * theirs.norm()
 
 
+def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
+    """Stopped in the third step: what follows is as if it had not been, evaluations too."""
+    evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
+    arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
+    program.finish(tmp_path / "straight", *arguments)
+    program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:2:0",))
+    program.finish(tmp_path / "stopped", *arguments)
+    assert compare(tmp_path / "straight", tmp_path / "stopped") == (0, "equal: 36 hashes and 4 steps of metrics\n")
+    ours, theirs = (tmp_path / name / "checkpoints" for name in ("stopped", "straight"))
+    for name in ("best", "step_000004/ema/adapter_model.safetensors"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    assert read_state(ours / "step_000004")["best"] == read_state(theirs / "step_000004")["best"]
+
+
 def test_a_run_starts_from_an_adapter(program, reference, tmp_path):
     adapter = reference / "checkpoints/step_000006/adapter"
     program.finish(tmp_path / "warm", f"init_adapter={adapter}", "steps=1", "determinism=strict", ranks=1)
