@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Sequence
+
 EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
 EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothing more is saved
@@ -47,3 +49,19 @@ class NonFiniteError(OmniRLError):
 
 class EngineError(OmniRLError):
     """The rollout engine cannot go on, or does not do what was asked of it."""
+
+
+class LaunchError(OmniRLError):
+    """The ranks of the job do not come together."""
+
+
+class PreflightError(OmniRLError):
+    """A node, a device or a file on them is not as a run needs it. All ranks raise it together."""
+
+    def __init__(self, message: str, findings: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.findings = list(findings)
+
+
+class FetchError(OmniRLError):
+    """A download did not end well."""

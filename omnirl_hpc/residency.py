@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import torch
+import torch.distributed as dist
+
 from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.planning.residency import choose_residency
 from omnirl_hpc.rollout.engine import RolloutEngine
+
+
+def settle_residency(config: Config, layout: Layout, device: torch.device) -> str:
+    """Replace residency=auto in `config` by swap or resident, the same on every rank, and say why. Collective.
+
+    Raises ConfigError where the planner does not know the model.
+    """
+    if device.type != "cuda":
+        config.residency = "resident"
+        return "there is no GPU to share"
+    memory = torch.tensor(torch.cuda.get_device_properties(device).total_memory, device=device)
+    dist.all_reduce(memory, op=dist.ReduceOp.MIN)
+    config.residency, why = choose_residency(config, layout, float(memory))
+    return why
 
 
 class Residency:

@@ -8,29 +8,14 @@ import math
 import os
 import platform
 import socket
-import subprocess
 import sys
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from omnirl_hpc import __version__
+from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.errors import ConfigError
-
-PACKAGES = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "peft",
-    "accelerate",
-    "tensordict",
-    "pyarrow",
-    "hydra-core",
-    "vllm",
-    "vllm-omni",
-)
 
 
 class RunDirectory:
@@ -116,17 +101,11 @@ def _step_of(line: str) -> float:
 
 def describe_environment() -> dict[str, Any]:
     """What a reader needs to run the same again: versions, host, command."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
     return {
         "omnirl_hpc": __version__,
-        "commit": _commit(),
+        "commit": installation.commit(),
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": installation.packages(),
         "host": socket.gethostname(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -134,19 +113,3 @@ def describe_environment() -> dict[str, Any]:
             name: os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT") if name in os.environ
         },
     }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this package is run from; None when it is installed from a wheel or git is missing."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        return (
-            subprocess.run(
-                ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
-            ).stdout.strip()
-            or None
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None

@@ -135,7 +135,7 @@ class Trainer:
         self.residency.to_actor()
         if self.algorithm.recomputes_old_log_prob:
             with self.timer.phase("old_log_prob"):
-                for points in updates:
+                for points in updates[1:]:
                     recompute_old_log_probs(self.actor, self.algorithm, points, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, points in enumerate(updates):

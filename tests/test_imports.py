@@ -16,10 +16,10 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 
 # Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets its place here.
 LEVELS = (
-    {"errors", "hashing", "pinned", "determinism"},
-    {"config", "layout", "launch", "run_directory", "checkpoint_files", "adapters"},
+    {"errors", "hashing", "pinned", "determinism", "installation"},
+    {"config", "layout", "launch", "run_directory", "planning", "checkpoint_files", "adapters"},
     {"models", "sampling", "algorithms", "data"},
-    {"metrics", "checkpoint"},
+    {"metrics", "checkpoint", "preflight"},
     {"rollout", "actor", "rewards", "sync", "residency"},
     {"roll_out", "evaluation"},
     {"trainer", "run_state"},
@@ -122,6 +122,8 @@ def test_optional_packages_stay_where_they_belong(name):
         ["omnirl_hpc.config.load", "omnirl_hpc.config.rules", "omnirl_hpc.config.schema"],
         ["omnirl_hpc.launch.identity"],
         ["omnirl_hpc.layout"],
+        sorted(name for name in MODULES if room(name) == "planning"),
+        ["omnirl_hpc.cli.plan", "omnirl_hpc.cli.recipes"],
         ["omnirl_hpc.cli.main", "omnirl_hpc.cli.train", "omnirl_hpc.cli.prompts", "omnirl_hpc.cli.tiny_model"],
         ["omnirl_hpc.cli.export", "omnirl_hpc.cli.evaluate", "omnirl_hpc.adapters"],
         ["omnirl_hpc.cli.status", "omnirl_hpc.cli.report", "omnirl_hpc.evaluation.results"],

@@ -11,7 +11,7 @@ from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.models.lora import lora_parameters
-from omnirl_hpc.residency import Residency
+from omnirl_hpc.residency import Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sync import collect_lora
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
@@ -80,6 +80,12 @@ def test_peaks_are_booked_to_the_side_that_had_the_device():
 @pytest.fixture(scope="module")
 def config(tiny_model, tiny_prompts, tmp_path_factory):
     return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"))
+
+
+def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_path):
+    config = make_config(tiny_model, tiny_prompts, tmp_path, "residency=auto")
+    assert settle_residency(config, ALONE, CPU) == "there is no GPU to share"
+    assert config.residency == "resident"
 
 
 def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):

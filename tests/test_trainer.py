@@ -30,7 +30,7 @@ GAP = "ratio/first_update_max_abs_log"
 PHASES = "encode rollout decode reward reward_exposed swap old_log_prob actor sync checkpoint step"
 METRICS = {  # issue 2
     *"step reward/mean reward/std reward/zero_std_groups reward/failed loss ratio/mean ratio/max_abs_log clip_fraction".split(),
-    *"kl grad_norm lr images_per_second memory/device_peak memory/host_peak sync/bound_modules sync/version".split(),
+    *"kl grad_norm lr images_per_second memory/device_reserved memory/host_peak sync/bound_modules sync/version".split(),
     *(f"time/{phase}" for phase in PHASES.split()),
     GAP,
 }

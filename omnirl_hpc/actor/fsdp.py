@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from omnirl_hpc.actor.attention import set_attention
+from omnirl_hpc.actor.compile import compile_blocks, repeated_blocks
 from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
@@ -37,6 +38,8 @@ class FSDPActor:
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
+        if config.actor.compile:
+            compile_blocks(transformer)
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -175,8 +178,7 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPM
     summed over ranks, since the weights of all samples of an update already sum to 1.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    blocks = [m for m in transformer.modules() if type(m).__name__ in transformer._repeated_blocks]
-    for module in [*blocks, transformer]:
+    for module in [*repeated_blocks(transformer), transformer]:
         fully_shard(module, mesh=mesh, mp_policy=policy)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one

@@ -24,7 +24,10 @@ MEAN_GAP = "ratio/first_update_mean_abs_log"
 def recompute_old_log_probs(
     actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator, check_stop: Callable[[], None]
 ) -> None:
-    """Replace the engine's log-probabilities by the actor's, before its first update. `check_stop` is called before each point."""
+    """Replace the engine's log-probabilities by the actor's, before its first update. `check_stop` is called before each point.
+
+    Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with its own forward pass.
+    """
     for point in points:
         check_stop()
         velocity = actor.velocity(point, CURRENT)
@@ -50,6 +53,11 @@ def accumulate_gradients(
         for adapter in algorithm.adapters:
             with torch.set_grad_enabled(adapter == CURRENT):
                 velocities[adapter] = actor.velocity(point, adapter)
+        if first:
+            log_prob = algorithm.log_prob(point, velocities[CURRENT].detach())
+            _measure_gap(point, log_prob, metrics)
+            if algorithm.recomputes_old_log_prob:
+                point.extras["old_log_prob"] = log_prob  # the old policy is still the current one
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -57,8 +65,6 @@ def accumulate_gradients(
             metrics.add_mean(name, values, point.weights)
         for name, value in output.maxima.items():
             metrics.add_max(name, value)
-        if first and not algorithm.recomputes_old_log_prob:
-            _measure_gap(point, algorithm.log_prob(point, velocities[CURRENT].detach()), metrics)
 
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:

@@ -43,11 +43,11 @@ class Algorithm(ABC):
     """How samples and rewards become a loss.
 
     A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each micro-batch;
-    `log_prob` of each point where old log-probabilities are recomputed; `loss` for each point; `after_step`.
+    `log_prob` of points whose old log-probabilities are measured or recomputed; `loss` for each point; `after_step`.
     """
 
     adapters: tuple[str, ...]  # whose velocities `loss` needs, the trained one first
-    recomputes_old_log_prob: bool  # the actor evaluates every point once before the first update
+    recomputes_old_log_prob: bool  # the actor evaluates every point before the first update changes it
     tolerated_gap: float = math.inf  # between the engine's and the actor's log-probabilities, before they spoil the update
 
     def __init__(self, config: Config) -> None:

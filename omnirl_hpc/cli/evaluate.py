@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from omnirl_hpc.adapters import adapter_file, find_run_adapter, read_adapter_config, step_or_best
-from omnirl_hpc.cli.ranks import rank_0_speaks
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
@@ -16,6 +15,7 @@ from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.runtime import prepare_process
+from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, such as evaluation.num_prompts=64")
     options = parser.parse_intermixed_args(arguments)
     identity = find_identity()
-    with rank_0_speaks(identity):
+    with rank_0_speaks_first(identity):
         if adapter_file(options.source) is not None:
             if options.step is not None:
                 raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")

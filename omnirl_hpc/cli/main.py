@@ -22,10 +22,22 @@ COMMANDS = {
     "status": ("omnirl_hpc.cli.status", "step, reward, speed and checkpoints of a run: omnirl-hpc status RUN"),
     "report": ("omnirl_hpc.cli.report", "one page about a run that opens offline: omnirl-hpc report RUN [--out FILE]"),
     "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
+    "plan": (
+        "omnirl_hpc.cli.plan",
+        "memory, time and layout of a run, without a GPU: omnirl-hpc plan recipe=NAME nodes=2 gpu=h200 …",
+    ),
+    "recipes": ("omnirl_hpc.cli.recipes", "the recipes and where their numbers come from: omnirl-hpc recipes"),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
     "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
     "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),
-    "doctor": ("omnirl_hpc.cli.doctor", "what is installed, does it go together: omnirl-hpc doctor [rollout=vllm_omni …]"),
+    "doctor": (
+        "omnirl_hpc.cli.doctor",
+        "test the installation, or with srun the nodes: [srun] omnirl-hpc doctor [recipe=NAME …]",
+    ),
+    "prefetch": (
+        "omnirl_hpc.cli.prefetch",
+        "fetch a recipe's model for offline nodes: omnirl-hpc prefetch recipe=NAME model.path=DIR",
+    ),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
     "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
 }
@@ -49,11 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OmniRLError as error:
         print(f"omnirl-hpc {command}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print(f"omnirl-hpc {command}: interrupted", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:  # before `train` has its own handler, and in all other commands
         sys.exit(EXIT_INTERRUPTED)
 
 
 def usage() -> str:
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: omnirl-hpc COMMAND …", "", *lines])
+    return "\n".join(["usage: omnirl-hpc COMMAND …", "", *lines, "", "omnirl-hpc COMMAND --help says more."])

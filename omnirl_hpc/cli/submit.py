@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Sequence
 
+from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.data.prompts import PromptTable
@@ -62,18 +63,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def split(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """The keys of the job, and everything else, which is for `train`."""
-    known = {field.name: field for field in fields(Request)}
-    request, overrides = Request(), []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in known:
-            overrides.append(argument)
-        elif isinstance(known[key].default, int):
-            if not value.isdecimal() or (int(value) == 0 and key != "warning"):
-                raise ConfigError(f"{key}={value} must be a whole number greater than 0")
-            setattr(request, key, int(value))
-        else:
-            setattr(request, key, value)
+    request, overrides = split_keys(arguments, Request(), may_be_zero=("warning",))
     if request.gpus_per_node == "ranks_per_node":
         request.gpus_per_node = str(request.ranks_per_node)
     return request, overrides

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from typing import Sequence
 
-from omnirl_hpc.cli.ranks import rank_0_speaks
-from omnirl_hpc.config.load import LoadedConfig, load_config
+from omnirl_hpc.config import schema
+from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import PromptTable
@@ -16,6 +17,7 @@ from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock, job_name
 from omnirl_hpc.launch.runtime import prepare_process
+from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
@@ -27,11 +29,26 @@ from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
+USAGE = """usage: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
+
+Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). The same command goes on with
+a run that was stopped. Settings are Hydra overrides: steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
+them too, the command line wins. run_dir/config.yaml holds what came of it.
+
+Choices, one file each in {configs}:
+{groups}
+
+Every key with its type, default and meaning: {schema}
+"""
+
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks."""
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
+    if "-h" in overrides or "--help" in overrides:
+        print(usage())
+        return
     identity = find_identity()
-    with rank_0_speaks(identity):
+    with rank_0_speaks_first(identity):
         loaded = load_config(overrides)
         check(loaded.config, identity.world_size)
         if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
@@ -62,6 +79,15 @@ def check_prompts(config: Config) -> None:
         PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
+def usage() -> str:
+    folder = config_dir()
+    groups = {
+        group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in sorted(folder.iterdir()) if group.is_dir()
+    }
+    lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups.items()]
+    return USAGE.format(configs=folder, groups="\n".join(lines), schema=schema.__file__)
+
+
 def find_deadline(stop_before: float, identity: Identity) -> float | None:
     """When to stop by itself. Rank 0 alone looks at the clock, and asks Slurm once for the whole job."""
     if not stop_before or identity.rank != 0:
@@ -76,17 +102,28 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if config.determinism == "strict":
         enable_strict()
     prepare_process(config.threads_per_rank)
-    from omnirl_hpc.launch.groups import pick_device, process_group
+    from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.preflight.findings import WARNING
+    from omnirl_hpc.preflight.network import QUICK_SIZES
+    from omnirl_hpc.preflight.preflight import checked_process_group
+    from omnirl_hpc.residency import settle_residency
     from omnirl_hpc.trainer import Trainer
 
     layout = make_layout(config, identity.rank, identity.world_size)
     device = pick_device(identity)
     timer = PhaseTimer(device)
     run_directory.log_to_file(identity.rank, identity.world_size)
-    with process_group(identity, device, config.timeout_seconds):
+    with ExitStack() as stack:
+        with rank_0_speaks_first(identity):
+            findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
+            why = settle_residency(config, layout, device) if config.residency == "auto" else ""
         if identity.rank == 0:
+            for finding in findings:
+                level = logging.WARNING if finding.level == WARNING else logging.INFO
+                log.log(level, "preflight, %s: %s", finding.check, finding.text)
             choices = describe_choices(config, layout, identity, str(device))
+            choices["residency"] += f" (auto: {why})" if why else ""
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
         trainer = None

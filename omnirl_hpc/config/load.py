@@ -18,6 +18,9 @@ from yaml import YAMLError
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
 
+# Overrides for a configuration that no run is made of: the settings that have no default.
+NO_PATHS = ("run_dir=-", "model.path=-", "data.prompts=-")
+
 
 @dataclass(frozen=True)
 class LoadedConfig:

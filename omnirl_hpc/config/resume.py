@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "stop_before",
     "init_adapter",
     "model.path",
+    "model.repo",
     "data.prompts",
     "rollout.tensor_parallel_size",
     "rollout.ulysses_degree",

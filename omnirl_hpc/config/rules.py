@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,13 +29,15 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 REWARDS = ("jpeg_compressibility",)
 
 
-def check(config: Config, world_size: int, trains: bool = True) -> None:
+def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
     """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
 
-    trains: False for a command that only samples, on whatever number of ranks.
+    files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere; trains=False those that
+    a command which only samples, on whatever number of ranks, may break.
     """
+    left_out = (() if files else FILE_RULES) + (() if trains else TRAINING_RULES)
     for rule in RULES:
-        if trains or rule not in OF_TRAINING:
+        if rule not in left_out:
             rule(config, world_size)
 
 
@@ -102,7 +106,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("rollout.engine", config.rollout.engine, ENGINES)
     _one_of("algorithm.name", config.algorithm.name, ALGORITHMS)
     _one_of("reward.name", config.reward.name, REWARDS)
-    _one_of("residency", config.residency, ("swap", "resident"))
+    _one_of("residency", config.residency, ("swap", "resident", "auto"))
     _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     _one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
@@ -238,6 +242,18 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     )
 
 
+def compiler_is_there(config: Config, world_size: int) -> None:
+    asked = [
+        key for key, value in (("rollout.compile", config.rollout.compile), ("actor.compile", config.actor.compile)) if value
+    ]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    _require(
+        not asked or compiler is not None,
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load one (module load gcc), "
+        f"set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
+    )
+
+
 def optimizer_is_valid(config: Config, world_size: int) -> None:
     optimizer = config.actor.optimizer
     for key in ("lr", "eps", "max_grad_norm"):
@@ -282,6 +298,8 @@ def paths_exist(config: Config, world_size: int) -> None:
         (model / "model_index.json").is_file(),
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
+    prompts = config.evaluation.prompts
+    _require(prompts is None or Path(prompts).is_file(), f"evaluation.prompts={prompts} does not exist")
     _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
 
 
@@ -326,8 +344,6 @@ def evaluation_is_possible(config: Config, world_size: int) -> None:
         f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
         f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
     )
-    prompts = evaluation.prompts
-    _require(prompts is None or Path(prompts).is_file(), f"evaluation.prompts={prompts} does not exist")
 
 
 def step_to_resume_is_there(config: Config, world_size: int) -> None:
@@ -370,6 +386,7 @@ RULES = (
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
+    compiler_is_there,
     optimizer_is_valid,
     ema_decay_is_valid,
     flow_grpo_is_valid,
@@ -382,4 +399,12 @@ RULES = (
     attention_heads_divide,
 )
 
-OF_TRAINING = (layout_is_possible, updates_divide_the_step, init_adapter_fits, step_to_resume_is_there, trackers_are_installed)
+FILE_RULES = (paths_exist, init_adapter_fits, step_to_resume_is_there, compiler_is_there, trackers_are_installed)
+TRAINING_RULES = (
+    layout_is_possible,
+    updates_divide_the_step,
+    init_adapter_fits,
+    step_to_resume_is_there,
+    compiler_is_there,
+    trackers_are_installed,
+)

@@ -19,6 +19,7 @@ class ModelConfig:
 
     family: str = "qwen_image"  # a key of omnirl_hpc.models.FAMILIES
     path: str = MISSING  # a folder in diffusers' layout
+    repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
     height: int = 512  # pixels; a multiple of 16
     width: int = 512
 
@@ -111,6 +112,7 @@ class ActorConfig:
     micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
+    compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
     cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
 
@@ -183,7 +185,7 @@ class Config:
     run_dir: str = MISSING
     steps: int = 300
     seed: int = 0
-    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay
+    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay | auto: resident if both fit
     determinism: str = "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
     init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
     timeout_seconds: float = 600.0  # the deadline of every collective operation

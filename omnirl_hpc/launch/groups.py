@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Iterator
@@ -10,39 +9,43 @@ from typing import Iterator
 import torch
 import torch.distributed as dist
 
+from omnirl_hpc.errors import LaunchError
 from omnirl_hpc.launch.identity import Identity
+from omnirl_hpc.launch.rendezvous import Rendezvous
 
 
 def pick_device(identity: Identity) -> torch.device:
     """cuda:LOCAL_RANK where the rank sees several GPUs, cuda:0 where its launcher shows it one, cpu where there is none.
 
     The numbers in CUDA_VISIBLE_DEVICES are never read: their meaning differs between Slurm's ways of binding GPUs.
+    Raises LaunchError where there are fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", identity.local_rank if torch.cuda.device_count() > 1 else 0)
+    seen = torch.cuda.device_count()
+    if seen > 1 and identity.local_rank >= seen:
+        raise LaunchError(
+            f"{identity} is number {identity.local_rank} on its node, which has {seen} GPUs for it: start one rank for each GPU "
+            f"(--ntasks-per-node={seen}, --nproc-per-node {seen})"
+        )
+    return torch.device("cuda", identity.local_rank if seen > 1 else 0)
 
 
 @contextmanager
-def process_group(identity: Identity, device: torch.device, timeout_seconds: float) -> Iterator[None]:
-    """Form the default group (NCCL on GPUs, gloo on CPUs) and destroy it at the end.
+def process_group(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
+    """Form the default group (NCCL on GPUs, gloo on CPUs) of the ranks that have met, and destroy it at the end.
 
-    Every collective on it, the rendezvous included, fails after `timeout_seconds`. After an error the group is left as it is: the
-    process ends, and taking leave of ranks that are stuck would only delay that.
+    Every collective on it fails after the rendezvous' seconds. After an error the group is left as it is: the process ends, and
+    taking leave of ranks that are stuck would only delay that.
     """
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_seconds)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if identity.master_addr is None:  # alone: no port is opened
-        store = dist.HashStore()
-    else:
-        # torchrun's agent already serves the store; elsewhere rank 0 does
-        serves = identity.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = dist.TCPStore(
-            identity.master_addr, identity.master_port, identity.world_size, serves, timeout, wait_for_workers=False
-        )
-        store = dist.PrefixStore("omnirl_hpc", store)
-    dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=timeout)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=rendezvous.store,
+        rank=rendezvous.identity.rank,
+        world_size=rendezvous.identity.world_size,
+        timeout=timedelta(seconds=rendezvous.seconds),
+    )
     yield
     dist.destroy_process_group()

@@ -69,7 +69,3 @@ class ModelFamily(ABC):
     @abstractmethod
     def decode(self, vae: nn.Module, latents: Tensor) -> Tensor:
         """Clean latents [B, S, C] -> images [B, 3, H, W] uint8."""
-
-    @abstractmethod
-    def forward_flops(self, text_tokens: int) -> float:
-        """Floating-point operations of one forward pass of the transformer on one image."""

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.planning.qwen_image import LORA_TARGETS
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
 from omnirl_hpc.sampling.trajectories import TextEmbeds
 
@@ -28,21 +29,7 @@ PATCH = 2  # latent cells per token, each way
 class QwenImage(ModelFamily):
     """See ModelFamily. Guidance is Qwen's true CFG: the combination is rescaled to the norm of the conditional branch."""
 
-    # The 12 targets of the published recipes: attention and MLP of both streams. Timestep modulation stays frozen.
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-        "img_mlp.net.0.proj",
-        "img_mlp.net.2",
-        "txt_mlp.net.0.proj",
-        "txt_mlp.net.2",
-    )
+    lora_targets = LORA_TARGETS
     max_text_tokens = 1024
 
     def load_pipeline(self, dtype: torch.dtype) -> QwenImagePipeline:
@@ -129,13 +116,6 @@ class QwenImage(ModelFamily):
         std = 1.0 / torch.tensor(vae.config.latents_std, **statistics).view(1, -1, 1, 1, 1)
         images = vae.decode(latents / std + mean, return_dict=False)[0][:, :, 0]
         return (images.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-
-    def forward_flops(self, text_tokens: int) -> float:
-        """Two streams of 12 d^2 multiply-adds a token and layer, modulation once a layer, and attention over both."""
-        config = self._transformer_config
-        layers, width = config["num_layers"], config["num_attention_heads"] * config["attention_head_dim"]
-        tokens = self.latent_shape()[0] + text_tokens
-        return layers * (24 * width**2 * tokens + 24 * width**2 + 4 * width * tokens**2)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -13,6 +13,8 @@ import torch
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImagePipeline, QwenImageTransformer2DModel
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
+from omnirl_hpc.planning.qwen_image import PUBLISHED
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -53,7 +55,14 @@ def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
 
     The text encoder stays tiny but for its width. Weights are drawn on the GPU where there is one.
     """
-    _write(out, seed, _full_transformer, AutoencoderKLQwenImage, _text_encoder(width=3584, heads=28), torch.bfloat16)
+    _write(
+        out,
+        seed,
+        _full_transformer,
+        AutoencoderKLQwenImage,
+        _text_encoder(width=PUBLISHED["joint_attention_dim"], heads=28),
+        torch.bfloat16,
+    )
 
 
 def _write(out: str | Path, seed: int, transformer: Part, vae: Part, text_encoder: Part, dtype: torch.dtype) -> None:
@@ -85,7 +94,7 @@ def _tiny_transformer() -> QwenImageTransformer2DModel:
 def _full_transformer() -> QwenImageTransformer2DModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):
-        transformer = QwenImageTransformer2DModel().to(torch.bfloat16)
+        transformer = QwenImageTransformer2DModel(**PUBLISHED).to(torch.bfloat16)
     transformer = transformer.to_empty(device=device)
     for name, parameter in transformer.named_parameters():
         if parameter.dim() > 1:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
@@ -96,8 +96,7 @@ def make_actor(config: Config, layout: Layout = ALONE) -> FSDPActor:
 def gradients(actor: FSDPActor, config: Config, points: list[TrainingPoint]) -> dict[str, Tensor]:
     """Full gradients of one update, which is not applied. The old policy is the current one: ratios are 1."""
     algorithm, metrics = FlowGRPO(config), Accumulator(CPU)
-    recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
-    accumulate_gradients(actor, algorithm, points, metrics, go_on, first=False)
+    accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     made = {name: gradient.clone() for name, gradient in actor.lora_gradients().items()}
     for parameter in actor._parameters.values():
         parameter.grad = None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
@@ -118,7 +118,6 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
-    recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     apply_gradients(actor, metrics)
     reported = metrics.reduce()

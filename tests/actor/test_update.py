@@ -110,6 +110,19 @@ def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
     assert reported[MEAN_GAP] == 0.5 / 4
 
 
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_the_first_update_is_its_own_old_policy(points, metrics, recomputes):
+    """Unless the engine's log-probabilities are trusted; a later update never is."""
+    algorithm = SumOfVelocity(CURRENT)
+    algorithm.recomputes_old_log_prob = recomputes
+    update(OneNumber(2.0), algorithm, points, metrics, first=False)
+    assert [p.extras["old_log_prob"].tolist() for p in points] == [[0.0, 0.0], [0.0, 0.0]]
+    update(OneNumber(3.0), algorithm, points, metrics, first=True)
+    expected = [[3.0, 6.0], [12.0, 15.0]] if recomputes else [[0.0, 0.0], [0.0, 0.0]]
+    assert [p.extras["old_log_prob"].tolist() for p in points] == expected
+    assert not any(p.extras["old_log_prob"].requires_grad for p in points)
+
+
 def test_recomputed_log_probs_are_the_actors(points, metrics):
     actor = OneNumber(3.0)
     recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics, go_on)

@@ -166,6 +166,7 @@ BREAKS = [
     ("optimizer_is_valid", {"actor.optimizer.betas": [0.9]}, 1, ["actor.optimizer.betas"]),
     ("optimizer_is_valid", {"actor.optimizer.betas": [0.9, 1.0]}, 1, ["actor.optimizer.betas"]),
     ("flow_grpo_is_valid", {"algorithm.clip_range": 0.0}, 1, ["algorithm.clip_range"]),
+    ("compiler_is_there", {"actor.compile": True}, 1, ["actor.compile", "module load gcc"]),
     ("flow_grpo_is_valid", {"algorithm.advantage_clip": 0.0}, 1, ["algorithm.advantage_clip"]),
     ("flow_grpo_is_valid", {"algorithm.kl_coef": -0.1}, 1, ["algorithm.kl_coef"]),
     ("flow_grpo_is_valid", {"algorithm.old_log_prob": "engine"}, 1, ["algorithm.old_log_prob", "recompute, rollout"]),
@@ -189,10 +190,17 @@ BREAKS = [
         2,
         ["1 images", "evaluation.samples_per_prompt", "2 ranks"],
     ),
-    ("evaluation_is_possible", {"evaluation.every": 1, "evaluation.prompts": "/nowhere"}, 1, ["evaluation.prompts=/nowhere"]),
+    ("paths_exist", {"evaluation.prompts": "/nowhere"}, 1, ["evaluation.prompts=/nowhere"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": 7}, 1, ["checkpoint.resume_step=7", "it has: none"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": -1}, 1, ["checkpoint.resume_step=-1"]),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """A node without one."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(rules.shutil, "which", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +262,15 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
         if callable(value) and getattr(value, "__module__", "") == rules.__name__ and not name.startswith("_") and name != "check"
     }
     assert defined == {rule.__name__ for rule in rules.RULES}
+
+
+def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
+    compiled = changed(valid, {"actor.compile": True})
+    with monkeypatch.context() as patch:
+        patch.setenv("CC", "/opt/gcc/bin/gcc")
+        rules.check(compiled, 1)
+    monkeypatch.setattr(rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    rules.check(compiled, 1)
 
 
 def test_suggested_micro_batch_is_accepted(valid):

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from omnirl_hpc.errors import LaunchError
 from omnirl_hpc.launch.groups import pick_device, process_group
 from omnirl_hpc.launch.identity import Identity
+from omnirl_hpc.launch.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 ALONE = Identity("alone", 0, 0, 1)
@@ -30,9 +32,16 @@ def test_device_is_the_local_ranks_or_the_only_one(monkeypatch, seen, expected):
     assert pick_device(Identity("srun", 7, 3, 8)) == torch.device(expected)
 
 
+def test_more_ranks_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(LaunchError, match=r"^rank 5 of 8 on \S+ \(srun\) is number 5 on its node, which has 4 GPUs"):
+        pick_device(Identity("srun", 5, 5, 8))
+
+
 def test_a_group_of_one_needs_no_address():
     for _ in range(2):  # and can be formed again
-        with process_group(ALONE, CPU, timeout_seconds=10):
+        with process_group(Rendezvous(ALONE, 10), CPU):
             assert dist.get_backend() == "gloo"
             assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
             total = torch.tensor([2.0])
@@ -44,7 +53,7 @@ def test_a_group_of_one_needs_no_address():
 def test_after_an_error_the_group_is_left_to_the_end_of_the_process():
     """Leaving it would wait for ranks that may be stuck."""
     with pytest.raises(KeyError):
-        with process_group(ALONE, CPU, timeout_seconds=10):
+        with process_group(Rendezvous(ALONE, 10), CPU):
             raise KeyError
     assert dist.is_initialized()
     dist.destroy_process_group()
@@ -56,17 +65,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
-    identity = Identity("srun", 0, 0, 2, "localhost", free_port())
-    with pytest.raises(dist.DistError):
-        with process_group(identity, CPU, timeout_seconds=1):
-            pass
-    assert not dist.is_initialized()
-
-
 def reduce_ranks(rank: int, port: int, results) -> None:
     identity = Identity("srun", rank, rank, 2, "localhost", port)
-    with process_group(identity, CPU, timeout_seconds=60):
+    with process_group(Rendezvous(identity, 60), CPU):
         total = torch.tensor([10.0 + rank])
         dist.all_reduce(total)
         results.put((rank, dist.get_world_size(), total.item()))

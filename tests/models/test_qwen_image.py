@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.models.qwen_image import PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
@@ -179,13 +176,3 @@ def test_schedule_is_the_pipelines(family, pipeline, initial):
     schedule = family.make_schedule(STEPS)
     assert torch.equal(schedule.sigmas, pipeline.scheduler.sigmas)
     assert torch.equal(schedule.timesteps, pipeline.scheduler.timesteps)
-
-
-@pytest.mark.parametrize("size, tokens, expected", [(512, 64, 15.7e12), (512, 256, 18.6e12), (1024, 64, 69.3e12)])
-def test_flops_of_the_full_size_model(tmp_path, size, tokens, expected):
-    """Expected: table E.2 of shared/reference/field.md, three digits."""
-    (tmp_path / "transformer").mkdir()
-    full_size = {"num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128, "in_channels": 64}
-    (tmp_path / "transformer" / "config.json").write_text(json.dumps(full_size))
-    family = QwenImage(ModelConfig(path=str(tmp_path), height=size, width=size))
-    assert family.forward_flops(tokens) == pytest.approx(expected, rel=0.004)

@@ -1,0 +1,30 @@
+"""Keys of a command of its own (nodes=4), among the overrides that it passes on."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Iterable, TypeVar
+
+from omnirl_hpc.errors import ConfigError
+
+Request = TypeVar("Request")
+
+
+def split_keys(arguments: Iterable[str], request: Request, may_be_zero: tuple[str, ...] = ()) -> tuple[Request, list[str]]:
+    """Set the fields of the dataclass `request` that `arguments` name; returns it and all other arguments.
+
+    Raises ConfigError where a field that is a number gets something else.
+    """
+    known = {field.name: field for field in fields(request)}
+    overrides = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in known:
+            overrides.append(argument)
+        elif isinstance(known[key].default, int):
+            if not value.isdecimal() or (int(value) == 0 and key not in may_be_zero):
+                raise ConfigError(f"{key}={value} must be a whole number greater than 0")
+            setattr(request, key, int(value))
+        else:
+            setattr(request, key, value)
+    return request, overrides

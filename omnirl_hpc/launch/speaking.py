@@ -1,0 +1,33 @@
+"""Who says what went wrong, where every rank finds the same fault."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from typing import Iterator
+
+from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError
+from omnirl_hpc.launch.identity import Identity
+
+SPEAKING_SECONDS = 2.0
+
+
+@contextmanager
+def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
+    """Hold an error of another rank back: a launcher may end all ranks as soon as one has ended.
+
+    Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is missing on one node only.
+    What a preflight found all ranks know, so rank 0 speaks for them.
+    """
+    try:
+        yield
+    except LaunchError:
+        raise  # names its rank, and is not known to rank 0
+    except OmniRLError as error:
+        if identity.rank == 0:
+            raise
+        time.sleep(SPEAKING_SECONDS)
+        if isinstance(error, PreflightError):
+            sys.exit(error.exit_code)
+        raise type(error)(f"{identity}: {error}") from None

@@ -1,0 +1,203 @@
+"""Memory and disk that a run needs, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.planning.measured import (
+    ACTOR_WORKING_VECTORS,
+    CONTEXT_BYTES,
+    CUDA_HOST_BYTES,
+    DECODE_VALUES_PER_PIXEL,
+    PROCESS_BYTES,
+    SAVED_VECTORS,
+)
+from omnirl_hpc.planning.qwen_image import QwenImageShape
+
+SHAPES = {"qwen_image": QwenImageShape}
+BYTES = {"float32": 4, "bfloat16": 2}
+TYPICAL_TEXT = 128  # tokens of real prompts: 64 to 128
+GATHERED_BLOCKS = 2  # the one that computes and the one that comes next
+KEPT_LATENTS_BYTES = 4  # fp32
+PNG_BYTES_PER_PIXEL = 1.5  # of photographs, half of the raw size
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by part. GPU and host memory are one rank's, disk is the run's."""
+
+    always: dict[str, float]  # on the GPU, whoever has it
+    rollout: dict[str, float]  # while the engine has it
+    actor: dict[str, float]  # while the actor has it
+    host: dict[str, float]
+    disk: dict[str, float]  # in run_dir
+
+    @property
+    def gpu_bytes(self) -> float:
+        """The peak on a GPU."""
+        return sum(self.always.values()) + max(sum(self.rollout.values()), sum(self.actor.values()))
+
+    def node_bytes(self, ranks: int) -> float:
+        """Host memory of a node with that many ranks, each with its GPU."""
+        return ranks * sum(self.host.values())
+
+    def cpu_node_bytes(self, ranks: int) -> float:
+        """The same of a node without GPUs, where everything is in host memory."""
+        return ranks * (sum(self.host.values()) - CUDA_HOST_BYTES + self.gpu_bytes - CONTEXT_BYTES)
+
+    @property
+    def disk_bytes(self) -> float:
+        return sum(self.disk.values())
+
+
+def find_shape(config: Config) -> QwenImageShape:
+    """Raises ConfigError for a family without a shape."""
+    if config.model.family not in SHAPES:
+        raise ConfigError(f"model.family={config.model.family} cannot be planned: known are {', '.join(SHAPES)}")
+    return SHAPES[config.model.family].find(config.model)
+
+
+def typical_text_width(config: Config) -> int:
+    """The padded width that a real prompt gets."""
+    widths = config.data.text_lengths
+    return next((width for width in widths if width >= TYPICAL_TEXT), widths[-1])
+
+
+def estimate(config: Config, layout: Layout, text_width: int | None = None) -> Estimate:
+    """What one rank of a run needs. `config.residency` is swap or resident; `layout` is any rank's.
+
+    Host memory leaves out what a reward's workers take, and files that the system caches.
+    text_width: tokens that prompts are padded to (None: typical). Raises ConfigError where the model is not known.
+    """
+    if config.residency not in ("swap", "resident"):
+        raise ValueError(f"residency={config.residency} is to be resolved first: planning.residency.choose_residency")
+    shape = find_shape(config)
+    text_width = text_width or typical_text_width(config)
+    weights = engine_weights(config, shape, layout)
+    if unknown := set(config.rollout.awake) - weights.keys():
+        raise ConfigError(f"rollout.awake names {', '.join(sorted(unknown))}; the engine has {', '.join(weights)}")
+    stays = {f"engine: {name}": size for name, size in weights.items() if name in config.rollout.awake}
+    engine = {f"engine: {name}": size for name, size in weights.items() if name not in config.rollout.awake}
+    (engine if config.rollout.engine == "diffusers" else stays).update(engine_adapter(config, shape))
+    trained, base = trained_weights(config, shape, layout), {"actor: base weights": base_bytes(config, shape, layout)}
+    always = {"CUDA and NCCL": CONTEXT_BYTES, "samples of the step": sample_bytes(config, shape, layout, text_width)} | stays
+    rollout, actor = generation(config), training(config, shape, layout, text_width)
+    host = {
+        "process": PROCESS_BYTES,
+        "CUDA libraries": CUDA_HOST_BYTES,
+        "prompt embeddings": embedding_bytes(config, shape, text_width),
+    }
+    kept = {f"copy of {name}": size for name, size in trained.items()}  # for a stop in mid-step, in both modes
+    if config.residency == "swap":
+        rollout, actor = engine | rollout, base | trained | actor
+        host |= {f"copy of {name}": size for name, size in (engine | base).items()} | kept
+    else:
+        always |= engine | base | trained
+        clean = engine if config.rollout.lora == "merged" else {}
+        host |= {f"copy of {name}": size for name, size in clean.items()} | kept
+    return Estimate(always, rollout, actor, host, disk(config, shape))
+
+
+def with_residency(config: Config, residency: str) -> Config:
+    return replace(config, residency=residency)
+
+
+def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+    """The engine's frozen weights on one rank, by component. Tensor parallelism splits all but the modulation."""
+    size, split = BYTES[config.rollout.dtype], config.rollout.tensor_parallel_size
+    whole = shape.modulation_parameters
+    return {
+        "transformer": size * (whole + (shape.transformer_parameters - whole) / split),
+        "text_encoder": size * shape.text_encoder_parameters,
+        "vae": size * shape.vae_parameters,
+    }
+
+
+def engine_adapter(config: Config, shape: QwenImageShape) -> dict[str, float]:
+    """LoRA's places in the engine, which merged LoRA does not need."""
+    if config.rollout.lora == "merged":
+        return {}
+    return {"engine: LoRA": BYTES[config.rollout.dtype] * adapter_parameters(config, shape)}
+
+
+def base_bytes(config: Config, shape: QwenImageShape, layout: Layout) -> float:
+    return BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size
+
+
+def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+    """What the optimizer changes, sharded."""
+    adapter = BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape) / layout.shard_size
+    return {"actor: LoRA": adapter, "actor: Adam": 2 * adapter}
+
+
+def adapter_parameters(config: Config, shape: QwenImageShape) -> int:
+    return shape.lora_parameters(config.actor.lora.rank, config.actor.lora.target_modules)
+
+
+def generation(config: Config) -> dict[str, float]:
+    """The VAE decoder's tensors for one micro-batch, which take more than the transformer's."""
+    pixels = config.rollout.micro_batch_size * config.model.height * config.model.width
+    return {"generation": DECODE_VALUES_PER_PIXEL * pixels * BYTES[config.rollout.dtype]}
+
+
+def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: int) -> dict[str, float]:
+    """What the actor's forward and backward passes need beside the weights, for one micro-batch."""
+    branches = guidance_branches(config)
+    tokens = config.actor.micro_batch_size * (shape.image_tokens + text_width)  # of one branch
+    vector = shape.width * BYTES[config.actor.dtype]
+    adapter = shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width  # of each stream
+    block = SAVED_VECTORS[config.actor.dtype] + adapter
+    once = branches if config.actor.cfg == "batched" else 1  # branches that compute at the same time
+    parts = {
+        "actor: gradients": trained_weights(config, shape, layout)["actor: LoRA"],
+        "actor: gathered blocks": GATHERED_BLOCKS * BYTES[config.actor.dtype] * shape.block_parameters,
+    }
+    if config.actor.activation_checkpointing:
+        parts["actor: inputs of blocks"] = branches * tokens * vector * shape.layers
+        parts["actor: one block's activations"] = once * tokens * vector * block
+    else:
+        parts["actor: activations"] = branches * tokens * vector * shape.layers * block
+    return parts | {"actor: working memory": once * tokens * vector * ACTOR_WORKING_VECTORS}
+
+
+def guidance_branches(config: Config) -> int:
+    return 2 if config.sampling.true_cfg_scale > 1 else 1
+
+
+def samples_of_rank(config: Config, layout: Layout) -> int:
+    """Images that a rank trains in one step."""
+    return config.data.prompts_per_step * config.data.samples_per_prompt // layout.world_size
+
+
+def window_size(config: Config) -> int:
+    """Stochastic steps of a sample."""
+    window = config.sampling.window
+    if window.size is not None:
+        return window.size
+    return (config.sampling.num_inference_steps - 1 if window.last is None else window.last) - window.first
+
+
+def sample_bytes(config: Config, shape: QwenImageShape, layout: Layout, text_width: int) -> float:
+    """Trajectories, embeddings and images of a rank's step, which stay on the GPU until it ends."""
+    latents = (window_size(config) + 1) * shape.image_tokens * shape.in_channels * KEPT_LATENTS_BYTES
+    embeds = guidance_branches(config) * text_width * shape.text_width * BYTES[config.rollout.dtype]
+    return samples_of_rank(config, layout) * (latents + embeds + 3 * config.model.height * config.model.width)
+
+
+def embedding_bytes(config: Config, shape: QwenImageShape, text_width: int) -> float:
+    """The cache of prompt embeddings when it is full."""
+    return config.rollout.embedding_cache_size * text_width * shape.text_width * BYTES[config.rollout.dtype]
+
+
+def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
+    """Checkpoints (one more than are kept, while it is written) and sample images."""
+    adapter = BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
+    every, count = config.logging.samples_every, config.logging.samples_count
+    images = count * (1 + config.steps // every) if every else 0
+    return {
+        "checkpoints": (config.checkpoint.keep + 1) * 3 * adapter,
+        "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
+    }

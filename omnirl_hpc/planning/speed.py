@@ -1,0 +1,87 @@
+"""Floating-point operations of a training step, and the seconds that they take."""
+
+from __future__ import annotations
+
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.planning.estimate import (
+    BYTES,
+    adapter_parameters,
+    base_bytes,
+    engine_weights,
+    find_shape,
+    guidance_branches,
+    samples_of_rank,
+    trained_weights,
+    typical_text_width,
+    window_size,
+)
+from omnirl_hpc.planning.gpus import Gpu
+from omnirl_hpc.planning.measured import (
+    ACTOR_EFFICIENCY,
+    FP32_SLOWDOWN,
+    HOST_LINK_EFFICIENCY,
+    MERGE_BYTES_PER_SECOND,
+    OLD_LOG_PROB_EFFICIENCY,
+    ROLLOUT_EFFICIENCY,
+    SYNC_BYTES_PER_SECOND,
+)
+
+
+def step_flops(config: Config, layout: Layout, text_width: int | None = None) -> dict[str, float]:
+    """Operations of one rank in one step, by phase, with the rank's share of its replica's generation."""
+    shape, text_width = find_shape(config), text_width or typical_text_width(config)
+    forward, backward = shape.forward_flops(text_width), shape.lora_backward_flops(text_width)
+    branches = samples_of_rank(config, layout) * guidance_branches(config)
+    points = branches * window_size(config)
+    later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
+    forwards = 2 if config.actor.activation_checkpointing else 1
+    forwards += reference_is_evaluated(config)
+    return {
+        "rollout": branches * config.sampling.num_inference_steps * forward,
+        "old_log_prob": later_updates * points * forward if recomputes_old_log_prob(config) else 0.0,
+        "actor": points * (forwards * forward + backward),
+    }
+
+
+def step_seconds(config: Config, layout: Layout, gpu: Gpu, text_width: int | None = None) -> dict[str, float]:
+    """Seconds of one step by phase, from the operations and the efficiencies of planning/measured.py."""
+    flops = step_flops(config, layout, text_width)
+    rollout, actor = config.rollout, config.actor
+    efficiency = ROLLOUT_EFFICIENCY[rollout.engine, rollout.lora, rollout.compile]
+    seconds = {
+        "rollout": flops["rollout"] / (gpu.flops * efficiency) * slowdown(rollout.dtype),
+        "old_log_prob": flops["old_log_prob"] / (gpu.flops * OLD_LOG_PROB_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
+        "actor": flops["actor"] / (gpu.flops * ACTOR_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
+    }
+    return seconds | {"swap": swap_seconds(config, layout, gpu), "sync": sync_seconds(config, layout)}
+
+
+def slowdown(dtype: str) -> float:
+    return FP32_SLOWDOWN if dtype == "float32" else 1.0
+
+
+def swap_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
+    """Engine and actor come back once a step; only what the optimizer changes is copied out."""
+    if config.residency == "resident":
+        return 0.0
+    shape = find_shape(config)
+    engine = sum(size for name, size in engine_weights(config, shape, layout).items() if name not in config.rollout.awake)
+    trained = sum(trained_weights(config, shape, layout).values())
+    return (engine + base_bytes(config, shape, layout) + 2 * trained) / (gpu.host_link * HOST_LINK_EFFICIENCY)
+
+
+def sync_seconds(config: Config, layout: Layout) -> float:
+    shape = find_shape(config)
+    seconds = BYTES[config.rollout.dtype] * adapter_parameters(config, shape) / SYNC_BYTES_PER_SECOND
+    if config.rollout.lora == "merged":
+        seconds += engine_weights(config, shape, layout)["transformer"] / MERGE_BYTES_PER_SECOND
+    return seconds
+
+
+def recomputes_old_log_prob(config: Config) -> bool:
+    return isinstance(config.algorithm, FlowGRPOConfig) and config.algorithm.old_log_prob == "recompute"
+
+
+def reference_is_evaluated(config: Config) -> bool:
+    return isinstance(config.algorithm, FlowGRPOConfig) and config.algorithm.kl_coef > 0

@@ -1,0 +1,44 @@
+"""The least memory and disk that a run can do with. What a run really takes is more; less than this cannot work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.preflight.model_files import parameter_count
+
+BYTES = {"float32": 4, "bfloat16": 2}
+ADAM_MOMENTS = 2
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes."""
+
+    gpu: int  # of each rank
+    host: int  # of each rank: a node needs as many times as much as it has ranks
+    disk: int  # in run_dir
+
+
+def least_needs(config: Config, shapes: dict[str, tuple[int, ...]], targets: Sequence[str], world_size: int) -> Needs:
+    """From the shapes of the transformer's tensors alone: text encoder, VAE and activations come on top.
+
+    swap keeps the engine's and the actor's weights in page-locked host memory, and one of the two on the GPU; auto takes whichever
+    of swap and resident can work.
+    """
+    parameters = parameter_count(shapes)
+    engine = parameters * BYTES[config.rollout.dtype] // config.rollout.tensor_parallel_size
+    actor = parameters * BYTES[config.actor.dtype] // (config.actor.shard_size or world_size)
+    swap = config.residency != "resident"
+    # A and B of each target, and AdamW's moments of them, in each checkpoint that is kept; twice, because one more is being
+    # written while the oldest is there, and samples and logs need room too.
+    adapter = sum(config.actor.lora.rank * sum(shape) for shape in _targeted(shapes, targets)) * BYTES[config.actor.lora.dtype]
+    disk = 2 * config.checkpoint.keep * adapter * (1 + ADAM_MOMENTS)
+    gpu = max(engine, actor) if swap else engine + actor
+    return Needs(gpu=gpu, host=engine + actor if config.residency == "swap" else 0, disk=disk)
+
+
+def _targeted(shapes: dict[str, tuple[int, ...]], targets: Sequence[str]) -> list[tuple[int, ...]]:
+    endings = tuple(f".{target}.weight" for target in targets)
+    return [shape for name, shape in shapes.items() if f".{name}".endswith(endings)]

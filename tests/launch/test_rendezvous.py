@@ -1,0 +1,80 @@
+"""Ranks that meet on a store: here each is a thread, with a real TCP store between them."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import pytest
+
+from omnirl_hpc.errors import ConfigError, LaunchError
+from omnirl_hpc.launch import rendezvous as module
+from omnirl_hpc.launch.identity import Identity
+from omnirl_hpc.launch.rendezvous import Rendezvous, numbers
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def meet(size: int, ranks: list[int], function: Callable[[Rendezvous], Any], seconds: float = 30.0) -> list[Any]:
+    """What `function` returns or raises on each of the given ranks, of `size` in all."""
+    port = free_port()
+
+    def one(rank: int) -> Any:
+        try:
+            return function(Rendezvous(Identity("srun", rank, rank, size, "localhost", port), seconds))
+        except LaunchError as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks))
+
+
+def test_gather_and_share():
+    def talk(at: Rendezvous) -> tuple[list[str], str]:
+        rank = at.identity.rank
+        said = at.gather("letters", "abc"[rank]), at.share("word", "yes" if rank == 0 else "ignored")
+        at.gather("heard", "")  # the store ends with rank 0
+        return said
+
+    assert meet(3, [0, 1, 2], talk) == [(["a", "b", "c"], "yes"), ([], "yes"), ([], "yes")]
+
+
+def test_alone_opens_no_port():
+    at = Rendezvous(Identity("alone", 0, 0, 1), 1.0)
+    assert at.gather("x", "1") == ["1"] and at.share("y", "2") == "2"
+
+
+def test_ranks_that_never_come_are_named(monkeypatch):
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.5)
+    zero, two = meet(4, [0, 2], lambda at: None, seconds=1.0)
+    assert f"rank(s) 1, 3 of 4 did not arrive within 1 s; the others are on {socket.gethostname()}" in str(zero)
+    assert str(two).startswith("rank 2 of 4 on ") and "rank 0" in str(two) and "its own message says why" in str(two)
+
+
+def test_a_rank_that_stops_in_between_is_named(monkeypatch):
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.5)
+    zero, one = meet(2, [0, 1], lambda at: at.identity.rank or at.gather("later", ""), seconds=1.0)
+    assert "rank(s) 1 of 2 did not arrive within 1 s" in str(zero) and one == 1
+
+
+def test_no_rank_0():
+    (error,) = meet(2, [1], lambda at: None, seconds=1.0)
+    assert str(error).startswith("rank 1 of 2 on ") and "rank 0 does not answer at localhost:" in str(error)
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}, which another program seems to have: set another MASTER_PORT"):
+            Rendezvous(Identity("srun", 0, 0, 2, "localhost", port), 1.0)
+
+
+def test_numbers():
+    assert numbers([3, 0, 1, 2, 7, 9, 10]) == "0-3, 7, 9-10"

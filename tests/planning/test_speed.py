@@ -1,0 +1,61 @@
+"""Seconds of a plan against seconds that were measured, and what settings change them."""
+
+from __future__ import annotations
+
+import pytest
+
+from omnirl_hpc.planning.gpus import find_gpu
+from omnirl_hpc.planning.speed import step_flops, step_seconds
+from tests.planning.cases import COMPILED, EAGER, MEASURED, MEASURED_TEXT, full_size
+
+H200 = find_gpu("h200")
+
+
+def flops(*overrides: str, ranks: int = 1) -> dict[str, float]:
+    return step_flops(*full_size(*overrides, ranks=ranks), text_width=64)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (EAGER, {"rollout": 38.3, "old_log_prob": 7.84 / 2, "actor": 26.5, "sync": 0.5}),  # 2026-11-29: of both updates
+        (COMPILED, {"rollout": 26.9, "old_log_prob": 2.95, "actor": 20.1, "swap": 2.2, "sync": 1.44}),
+        ((*COMPILED, "rollout.lora=adapter"), {"rollout": 30.6, "old_log_prob": 2.92, "actor": 19.8, "swap": 2.2}),
+    ],
+)
+def test_one_h200_as_measured(overrides, expected):
+    """The last steps of benchmarks/results/2026-11-30_h200_rl_step.md."""
+    config, layout = full_size(*MEASURED, *overrides)
+    seconds = step_seconds(config, layout, H200, MEASURED_TEXT)
+    for phase, measured in expected.items():
+        assert seconds[phase] == pytest.approx(measured, rel=0.15 if phase == "swap" else 0.05), phase
+
+
+def test_flops_of_a_step():
+    """512 images, 10 steps, two branches, a window of 2; F and B as in flops.py of shared/reference."""
+    forward, attention = 15.67e12, 4 * 60 * 3072 * 1088**2
+    backward = forward + 1.5 * attention
+    expected = {"rollout": 512 * 10 * 2 * forward, "old_log_prob": 256 * 2 * 2 * forward}
+    expected["actor"] = 512 * 2 * 2 * (2 * forward + backward)
+    assert flops() == pytest.approx(expected, rel=1e-3)
+    assert flops(ranks=4) == pytest.approx({phase: value / 4 for phase, value in expected.items()}, rel=1e-3)
+
+
+def test_what_is_not_computed_costs_nothing():
+    assert flops("algorithm.old_log_prob=rollout")["old_log_prob"] == 0
+    assert flops("sampling.true_cfg_scale=1.0")["rollout"] == flops()["rollout"] / 2
+    forward = 2 * flops()["old_log_prob"]  # of all samples; half of them are in the first update
+    assert flops("actor.updates_per_step=1")["old_log_prob"] == 0
+    assert flops("actor.activation_checkpointing=false")["actor"] == pytest.approx(flops()["actor"] - forward)
+    assert flops("algorithm.kl_coef=0.1")["actor"] == pytest.approx(flops()["actor"] + forward)
+    assert flops("sampling.window.size=null")["old_log_prob"] == 5 / 2 * forward / 2  # from step 0 to step 5
+
+
+def test_resident_does_not_swap():
+    assert step_seconds(*full_size("residency=resident"), H200)["swap"] == 0
+
+
+def test_a_slower_gpu_takes_longer():
+    slow, fast = (step_seconds(*full_size(), find_gpu(name)) for name in ("a100-80", "h200"))
+    assert slow["actor"] == pytest.approx(fast["actor"] * 989 / 312)
+    assert slow["swap"] == pytest.approx(fast["swap"] * 2)  # PCIe 4 and 5
