@@ -43,10 +43,12 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         return recorder
 
     def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, **_: Any) -> None:
-        """Install the given schedule, whatever the pipeline computed: rollout and actor must share one.
+        """Install the schedule of `begin`, whatever the pipeline computed: rollout and actor must share one.
 
         Raises ValueError where the pipeline asks for another number of steps.
         """
+        if self.schedule is None:
+            raise RuntimeError("RecordingScheduler.set_timesteps without begin")
         asked = num_inference_steps if sigmas is None else len(sigmas)
         if asked != self.schedule.num_steps:
             raise ValueError(f"the pipeline asks for {asked} steps, the schedule has {self.schedule.num_steps}")
