@@ -78,9 +78,10 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
         enable_strict()
     prepare_process(config.threads_per_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
+    from omnirl_hpc.launch.rendezvous import Rendezvous
 
     device = pick_device(identity)
-    with process_group(identity, device, config.timeout_seconds):
+    with process_group(Rendezvous(identity, config.timeout_seconds), device):
         try:
             compare(config, step, adapters, out, identity, device)
         except OmniRLError as error:
