@@ -16,7 +16,13 @@ import os
 import tempfile
 from pathlib import Path
 
-RECIPE = ("recipe=flowgrpo_qwen_image", "reward=jpeg_compressibility", "steps=3", "data.prompts_per_step=4", "checkpoint.every=1000")
+RECIPE = (
+    "recipe=flowgrpo_qwen_image",
+    "reward=jpeg_compressibility",
+    "steps=3",
+    "data.prompts_per_step=4",
+    "checkpoint.every=1000",
+)
 COLUMNS = {
     "images_per_second": "images/s",
     "time/step": "step s",
@@ -29,7 +35,6 @@ COLUMNS = {
     "time/other": "other",
     "memory/rollout_peak": "GPU rollout GiB",
     "memory/actor_peak": "GPU actor GiB",
-    "memory/device_reserved": "GPU reserved GiB",
     "memory/host_peak": "host GiB",
     "ratio/first_update_max_abs_log": "max abs d log p",
     "grad_norm": "grad norm",

@@ -2,10 +2,12 @@
 
     checkpoints/step_000010/    state after 10 steps
         adapter/                the policy's LoRA in PEFT's format, fp32 master weights
+        ema/                    the same of its running mean, where one is kept
         optimizer/              torch DCP, sharded; loads on any number of ranks
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
+    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams have no state:
 every draw is a function of its identity (sampling/noise.py). The frozen base is not saved.
@@ -16,9 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import shutil
-import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,16 +29,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from omnirl_hpc.adapters import save_adapter
+from omnirl_hpc.checkpoint_files import checkpoint_path, crc, find_checkpoint, read_state, steps_in, write_text
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-PEFT_PREFIX = "base_model.model."
 PROBE_BYTES = 1 << 20
 
 
@@ -47,10 +47,11 @@ class CheckpointContent:
     """What goes into a checkpoint."""
 
     step: int  # finished steps
-    lora: dict[str, Tensor]  # full tensors
+    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, and `ema` where a running mean is kept
     optimizer: dict[str, Tensor]  # sharded tensors
     state: dict[str, Any]  # JSON
     peft_config: dict[str, Any]
+    best: int | None = None  # the step whose checkpoint stays whatever its age
 
 
 class Checkpointer:
@@ -67,12 +68,14 @@ class Checkpointer:
         self._agreement = dist.new_group(backend="gloo", timeout=timeout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, list[Future]] | None = None
+        self._best: int | None = None
 
     # ---------------------------------------------------------------- writing
 
     def save(self, content: CheckpointContent) -> None:
         """Write a checkpoint; in the background if so configured. Raises CheckpointError on every rank where any failed."""
         self.wait()
+        self._best = content.best
         what = f"write checkpoint {content.step}"
         self._everywhere(lambda: self._prepare(content.step), what)
         if self._config.asynchronous:
@@ -99,7 +102,7 @@ class Checkpointer:
             self._complete(step)
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"step_{step:06d}"
+        return checkpoint_path(self._folder, step)
 
     def _temporary(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}.tmp"
@@ -111,23 +114,26 @@ class Checkpointer:
 
     def _write(self, content: CheckpointContent) -> None:
         dcp.save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group)
-        self._write_rest(content.step, content.lora, content.state, content.peft_config)
+        self._write_rest(content.step, content.adapters, content.state, content.peft_config)
 
     def _start_writing(self, content: CheckpointContent) -> list[Future]:
         """The same in the background, from copies that training cannot change any more."""
-        lora = {name: tensor.to("cpu", copy=True) for name, tensor in content.lora.items()} if self._rank == 0 else {}
+        adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
         return [
             dcp.async_save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group),
-            self._background.submit(self._write_rest, content.step, lora, content.state, content.peft_config),
+            self._background.submit(self._write_rest, content.step, adapters, content.state, content.peft_config),
         ]
 
     def _writer(self, step: int) -> dcp.FileSystemWriter:
         return dcp.FileSystemWriter(self._temporary(step) / "optimizer", sync_files=True)
 
-    def _write_rest(self, step: int, lora: dict[str, Tensor], state: dict[str, Any], peft_config: dict[str, Any]) -> None:
+    def _write_rest(
+        self, step: int, adapters: dict[str, dict[str, Tensor]], state: dict[str, Any], peft_config: dict[str, Any]
+    ) -> None:
         if self._rank == 0:
-            save_adapter(self._temporary(step) / "adapter", lora, peft_config)
-            _write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
+            for folder, lora in adapters.items():
+                save_adapter(self._temporary(step) / folder, lora, peft_config)
+            write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
 
     def _complete(self, step: int) -> None:
         """All ranks have written: check in, rename, move `latest`, drop the oldest."""
@@ -138,17 +144,20 @@ class Checkpointer:
             return
         folder = self._temporary(step)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        manifest = {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in files}
-        _write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
+        manifest = {str(path.relative_to(folder)): [path.stat().st_size, crc(path)] for path in files}
+        write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
         shutil.rmtree(self._path(step), ignore_errors=True)  # of a run that went another way after this step
         folder.rename(self._path(step))
-        self._point_to(step)
-        for old in self._steps()[: -self._config.keep]:
+        self._point("latest", step)
+        if self._best is not None:
+            self._point("best", self._best)
+        aging = [step for step in steps_in(self._folder) if step != self._best]
+        for old in aging[: -self._config.keep]:
             shutil.rmtree(self._path(old), ignore_errors=True)
 
-    def _point_to(self, step: int) -> None:
-        _write_text(self._folder / "latest.tmp", self._path(step).name)
-        (self._folder / "latest.tmp").rename(self._folder / "latest")
+    def _point(self, name: str, step: int) -> None:
+        write_text(self._folder / f"{name}.tmp", self._path(step).name)
+        (self._folder / f"{name}.tmp").rename(self._folder / name)
 
     def _everywhere(self, action: Callable[[], object], what: str) -> None:
         """Do `action` on every rank and agree on its success, so that no rank waits for one that failed."""
@@ -181,10 +190,6 @@ class Checkpointer:
 
     # ---------------------------------------------------------------- reading
 
-    def _steps(self) -> list[int]:
-        names = (path.name for path in self._folder.glob("step_*") if path.is_dir())
-        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
-
     def find(self) -> Path | None:
         """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed over.
 
@@ -204,101 +209,31 @@ class Checkpointer:
         return path
 
     def _find(self) -> Path | None:
-        asked = self._config.resume_step
-        if asked is not None:
-            if fault := find_fault(self._path(asked)):
-                raise CheckpointError(
-                    f"checkpoint.resume_step={asked}: {self._path(asked)} {fault}; whole steps: {self._whole()}"
-                )
-            return self._path(asked)
-        for step in reversed(self._steps()):
-            fault = find_fault(self._path(step))
-            if fault is None:
-                return self._path(step)
-            log.warning("checkpoint %s is not whole (%s): going back to the one before", self._path(step), fault)
-        return None
+        if self._config.resume_step is not None:
+            return find_checkpoint(self._folder, self._config.resume_step, setting="checkpoint.resume_step=")
+        return find_checkpoint(self._folder)
 
-    def _whole(self) -> list[int]:
-        return [step for step in self._steps() if find_fault(self._path(step)) is None]
-
-    def load(self, path: Path, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Read a checkpoint: fills `optimizer` in place, returns the adapter.
-
-        Later ones are put aside, and never deleted: this run goes another way.
-        """
+    def load(self, path: Path, optimizer: dict[str, Tensor]) -> None:
+        """Fill `optimizer` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
         dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
-        lora = load_adapter(path / "adapter")
         dist.barrier(self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]
-            for later in self._steps():
+            for later in steps_in(self._folder):
                 if later > step:
                     self._put_aside(self._path(later))
-            self._point_to(step)
-        return lora
+            self._point("latest", step)
+            best = self._folder / "best"
+            if best.exists() and not (self._folder / best.read_text()).exists():
+                best.unlink()
 
     def _put_aside(self, path: Path) -> None:
         numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
         path.rename(next(name for name in numbered if not name.exists()))
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    return json.loads((path / "state.json").read_text())
-
-
-def find_fault(path: Path) -> str | None:
-    """Why a checkpoint is not whole; None where it is."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except FileNotFoundError:
-        return "has no manifest" if path.exists() else "does not exist"
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return "has a torn manifest"
-    for name, (size, crc) in manifest.items():
-        file = path / name
-        if not file.is_file():
-            return f"lacks {name}"
-        if file.stat().st_size != size:
-            return f"has {file.stat().st_size} of {size} bytes of {name}"
-        if _crc(file) != crc:
-            return f"has other bytes in {name} than were written"
-    return None
-
-
-def save_adapter(folder: Path, lora: dict[str, Tensor], peft_config: dict[str, Any]) -> None:
-    """A PEFT adapter folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {PEFT_PREFIX + name: tensor.cpu().contiguous() for name, tensor in lora.items()}, folder / "adapter_model.safetensors"
-    )
-    _write_text(folder / "adapter_config.json", json.dumps(peft_config, indent=1))
-
-
-def load_adapter(folder: Path) -> dict[str, Tensor]:
-    """The LoRA of a PEFT adapter folder, under this package's names.
-
-    Raises CheckpointError for a file that is not safetensors.
-    """
-    try:
-        tensors = load_file(folder / "adapter_model.safetensors")
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder}/adapter_model.safetensors cannot be read: {error}") from None
-    return {name.removeprefix(PEFT_PREFIX).removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _first_line(error: BaseException) -> str:

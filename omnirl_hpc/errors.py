@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
-EXIT_INTERRUPTED = 130  # Ctrl-C, where nothing is saved
+EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothing more is saved
 
 
 class OmniRLError(Exception):

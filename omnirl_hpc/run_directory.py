@@ -30,6 +30,14 @@ class RunDirectory:
         self.hashes = self.path / "hashes.jsonl"
         self.logs = self.path / "log"
         self.checkpoints = self.path / "checkpoints"
+        self.evaluation = self.path / "evaluation"
+
+    def require_run(self) -> None:
+        """Raise ConfigError where the folder holds no run."""
+        if not self.path.is_dir():
+            raise ConfigError(f"{self.path} does not exist" if not self.path.exists() else f"{self.path} is not a folder")
+        if not self.config.is_file():
+            raise ConfigError(f"{self.path} is not the folder of a run: it has no config.yaml")
 
     def check_same_run(self, config_yaml: str) -> None:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it is."""

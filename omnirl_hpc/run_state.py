@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch.distributed as dist
 
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.adapters import load_adapter
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, load_adapter, read_state
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
+from omnirl_hpc.checkpoint_files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
@@ -48,6 +51,7 @@ class RunState:
         self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
         self._residency, self._timer = residency, timer
         self._between_steps: dict[str, Any] = {}  # algorithm and cursor as of the last step boundary
+        self._best: dict[str, Any] = {"step": None, "score": -math.inf}
         self._saved_step = -1
 
     def restore(self) -> int:
@@ -59,7 +63,7 @@ class RunState:
         path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:
-                self._actor.load_lora_state(load_adapter(Path(adapter)))
+                self._load_adapters(Path(adapter), Path(adapter))
             step = 0
         else:
             step = self._load(path)
@@ -74,8 +78,14 @@ class RunState:
         """At the end of a step, when `step` steps are done."""
         self._mark()
         self._checkpointer.poll()
-        if step % self._loaded.config.checkpoint.every == 0 or step == self._loaded.config.steps:
+        due = step % self._loaded.config.checkpoint.every == 0 or step == self._loaded.config.steps
+        if due or step == self._best["step"]:
             self._save_with_actor_on_device(step)
+
+    def judge(self, step: int, score: float) -> None:
+        """Tell the evaluation score of the state that the next `save_if_due` may save; the best so far is saved, and kept."""
+        if self._loaded.config.evaluation.keep_best and score > self._best["score"]:
+            self._best = {"step": step, "score": score}
 
     def give_up(self, step: int) -> None:
         """Undo the partial step `step` and save the state at its start."""
@@ -90,7 +100,8 @@ class RunState:
     def _mark(self) -> None:
         """A step boundary: `give_up` comes back to this. A stop may come before the actor's first turn in a step."""
         self._actor.keep()
-        self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor}
+        best = None if self._best["step"] is None else self._best
+        self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor, "best": best}
 
     def _save_with_actor_on_device(self, step: int) -> None:
         self._residency.to_actor()
@@ -105,7 +116,7 @@ class RunState:
             self._checkpointer.save(
                 CheckpointContent(
                     step=step,
-                    lora=self._actor.lora_state(),
+                    adapters={"adapter": self._actor.lora_state()} | ({"ema": ema} if (ema := self._actor.ema_state()) else {}),
                     optimizer=self._actor.optimizer_state(),
                     state={
                         "step": step,
@@ -118,6 +129,7 @@ class RunState:
                         "world_size": dist.get_world_size(),
                     },
                     peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                    best=self._best["step"],
                 )
             )
         self._saved_step = step
@@ -129,14 +141,23 @@ class RunState:
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
             raise ConfigError(f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with")
-        self._actor.load_lora_state(self._checkpointer.load(path, self._actor.optimizer_state()))
+        self._checkpointer.load(path, self._actor.optimizer_state())
+        self._load_adapters(path / "adapter", path / "ema")
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
         self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
+        best = state.get("best")
+        if best and checkpoint_path(path.parent, best["step"]).exists():  # a better one of the way not gone may have replaced it
+            self._best = best
         self._saved_step = state["step"]
         log.info("resumed from %s", path)
         return state["step"]
+
+    def _load_adapters(self, adapter: Path, ema: Path) -> None:
+        self._actor.load_lora_state(load_adapter(adapter))
+        if self._loaded.config.actor.ema_decay is not None:
+            self._actor.load_ema_state(load_adapter(ema))
 
 
 def fingerprint(path: str) -> str:

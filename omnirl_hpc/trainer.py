@@ -16,6 +16,7 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
+from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -24,13 +25,14 @@ from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
+from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import Residency
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
-from omnirl_hpc.rewards.reward import RewardBatch
+from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
-from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
+from omnirl_hpc.rollout.engine import LoraReceipt
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
@@ -41,7 +43,19 @@ from omnirl_hpc.sync import collect_lora, deliver_lora
 log = logging.getLogger(__name__)
 
 # Every step reports all of these, also where a phase did not take place.
-TIMED_PHASES = ("encode", "rollout", "decode", "reward", "reward_exposed", "swap", "old_log_prob", "actor", "sync", "checkpoint")
+TIMED_PHASES = (
+    "encode",
+    "rollout",
+    "decode",
+    "reward",
+    "reward_exposed",
+    "swap",
+    "old_log_prob",
+    "actor",
+    "sync",
+    "evaluation",
+    "checkpoint",
+)
 
 
 class Trainer:
@@ -67,6 +81,8 @@ class Trainer:
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
         self.receipt: LoraReceipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
+        if config.evaluation.every:
+            self.evaluator = Evaluator(config, self.family, layout, self.engine, self.embed, self.rewards, run.evaluation)
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
             loaded, run, checkpointer, self.actor, self.engine, self.algorithm, self.sampler, self.residency, timer
@@ -81,7 +97,9 @@ class Trainer:
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
         self.timer.take()
-        with ProgressDisplay(self.config.steps, self.layout.rank) as progress, self.timer.phase("other"):
+        rank = self.layout.rank
+        progress, trackers = ProgressDisplay(self.config.steps, rank), Trackers(self.config, self.run, first, rank)
+        with progress, trackers, self.timer.phase("other"):
             for step in range(first, self.config.steps):
                 try:
                     metrics = self.train_step(step)
@@ -89,12 +107,12 @@ class Trainer:
                     log.info("stop requested (%s) in step %d, phase %s", stop.reason.name, step, self.timer.current)
                     self.state.give_up(step)
                     return stop.reason
-                if self.layout.rank == 0:
+                if rank == 0:
                     self.run.append_metrics(metrics)
                 progress.show(metrics)
+                trackers.log(metrics)
                 self.state.save_if_due(step + 1)
         self.state.finish()
-        self.engine.close()
         return StopReason.NONE
 
     def train_step(self, step: int) -> dict[str, float]:
@@ -105,7 +123,7 @@ class Trainer:
         with self.timer.phase("encode"):
             requests = make_requests(self.config, self.family, self.embed, self.layout, step, groups)
         with self.timer.phase("rollout"):  # rewards are scored meanwhile
-            batch = self.roll_out(requests, groups)
+            batch = roll_out(self.engine, self.rewards, self.layout, requests, groups, self.check_stop)
         with self.timer.phase("reward_exposed"):
             scored = gather_scores(self.rewards.collect(), batch, self.config.reward)
         advantages = self.algorithm.advantages(scored.rewards, scored.groups, scored.mask)
@@ -128,6 +146,9 @@ class Trainer:
         self.hashes.actor(step, self.actor.lora_state, self.actor.full_optimizer_state)
         self.sync(step + 1)
 
+        if self.evaluation_is_due(step + 1):
+            with self.timer.phase("evaluation"):
+                self.evaluate(step + 1, metrics)
         self.save_samples(step, batch, scored, groups)
         return self.report(step, metrics, scored)
 
@@ -142,23 +163,6 @@ class Trainer:
     def check_stop(self) -> None:
         """Collective, at every micro-batch. Raises StopRequested on every rank where any has a reason."""
         self.stop.check(self.layout.rank, self.device)
-
-    def roll_out(self, requests: list[SampleRequest], groups: list[Group]) -> Trajectories:
-        """This rank's samples. Each micro-batch is scored while the next one is generated.
-
-        The ranks of a replica generate the same samples together; of every k samples each takes one.
-        """
-        own, made, k = [], 0, self.layout.replica_size
-        for batch in self.engine.generate(requests):
-            self.check_stop()
-            first = (self.layout.rank_in_replica - made) % k
-            made += len(batch)
-            batch = batch[first::k]
-            if len(batch):
-                images = batch.images.permute(0, 2, 3, 1).cpu().numpy()
-                self.rewards.submit(RewardBatch(images, [groups[g].prompt for g in batch.group.tolist()]))
-                own.append(batch)
-        return torch.cat(own)
 
     def training_points(self, batch: Trajectories, scored: ScoredStep, advantages: Tensor) -> list[list[TrainingPoint]]:
         """The training points of each optimizer update, cut into actor micro-batches.
@@ -187,6 +191,21 @@ class Trainer:
         with self.timer.phase("sync"):
             self.receipt = deliver_lora(self.engine, lora, version)
         log.info("LoRA version %d: %d modules bound, checksum %s", version, len(self.receipt.modules), self.receipt.checksum)
+
+    def evaluation_is_due(self, step: int) -> bool:
+        """After `step` steps."""
+        every = self.config.evaluation.every
+        return bool(every) and (step % every == 0 or step == self.config.steps)
+
+    def evaluate(self, step: int, metrics: Accumulator) -> None:
+        """The base model, the running mean of the adapter and the adapter, side by side; the engine ends with the adapter."""
+        self.residency.to_actor()
+        policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
+        self.residency.to_engine()
+        scores = self.evaluator.compare(policies, step, self.check_stop)
+        for policy, reward in scores.items():
+            metrics.set(f"evaluation/{policy}", reward)
+        self.state.judge(step, scores.get("ema", scores["adapter"]))
 
     def save_samples(self, step: int, batch: Trajectories, scored: ScoredStep, groups: list[Group]) -> None:
         every, count = self.config.logging.samples_every, self.config.logging.samples_count

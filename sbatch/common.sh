@@ -2,6 +2,7 @@
 # What the job scripts in this folder share. Sourced by a batch shell, it settles the environment of the ranks and defines
 #
 #   omnirl COMMAND …   one command of omnirl-hpc in this shell (in the container, where there is one)
+#   evaluate …         `omnirl-hpc evaluate` with one rank for each task of the job
 #   train OVERRIDE …   the run: one rank for each task of the job; stops before the time limit, requeues, ends with the run's code
 #
 # Knobs, all by environment (`RECIPE=… sbatch …`); what is not set is as printed at the start of a job's log:
@@ -86,7 +87,7 @@ enter_container() {
   [[ -n $CONTAINER ]] || return 0
   local binds folder
   binds=$(pwd),$(realpath "$RUN_DIR")
-  for folder in "${MODEL:-}" "$(dirname "${PROMPTS:-.}")"; do
+  for folder in "${MODEL:-}" "${OUT:-}" "$(dirname "${PROMPTS:-.}")"; do
     [[ ! -e $folder ]] || binds+=,$(realpath "$folder")
   done
   python=("$runtime" exec --bind "$binds${BINDS:+,$BINDS}")
@@ -101,9 +102,9 @@ omnirl() {
   "${python[@]}" -m omnirl_hpc "$@"
 }
 
-# Fills `launch` with the command that starts all ranks.
+# Fills `launch` with the command that starts omnirl-hpc's command "$@" on all ranks.
 choose_launcher() {
-  local program=(-m omnirl_hpc train "$@") per_node=${SLURM_NTASKS_PER_NODE:-$((tasks / nodes))}
+  local program=(-m omnirl_hpc "$@") per_node=${SLURM_NTASKS_PER_NODE:-$((tasks / nodes))}
   # --kill-on-bad-exit: the others would wait for a dead rank until their collectives time out.
   local step=(srun --kill-on-bad-exit=1)
   case $LAUNCHER in
@@ -129,6 +130,13 @@ choose_launcher() {
   esac
 }
 
+evaluate() {
+  print_knobs "$@"
+  enter_container
+  choose_launcher evaluate "$@"
+  "${launch[@]}"
+}
+
 print_knobs() {
   local name
   echo "job $SLURM_JOB_ID, start $((restart + 1)), $(date '+%F %T'), $nodes node(s) $SLURM_JOB_NODELIST, $tasks ranks"
@@ -145,7 +153,7 @@ train() {
   print_knobs "$@"
   mkdir -p "$RUN_DIR" || fail "RUN_DIR=$RUN_DIR cannot be made"
   enter_container
-  choose_launcher "recipe=$RECIPE" "run_dir=$RUN_DIR" "model.path=$MODEL" "data.prompts=$PROMPTS" "$@"
+  choose_launcher train "recipe=$RECIPE" "run_dir=$RUN_DIR" "model.path=$MODEL" "data.prompts=$PROMPTS" "$@"
 
   # The ranks look for the first file, and leave one of the others when they have saved.
   local start=$SLURM_JOB_ID.$restart

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Callable, Iterator
 
 import pytest
 from hypothesis import settings
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_")
 
 # No deadline: how long an example takes says something about the machine, not about the program.
 settings.register_profile("suite", deadline=None)
@@ -59,3 +62,21 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield mount
     for folder in mounted:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_model, tiny_prompts, tmp_path_factory) -> Path:
+    """The folder of a run of three steps on one rank, with two evaluations and a running mean. Tests look, or copy it."""
+    from tests.helpers import SMALL
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    paths = (f"run_dir={folder}", f"model.path={tiny_model}", f"data.prompts={tiny_prompts}")
+    evaluation = ("evaluation.every=2", "evaluation.num_prompts=2", "evaluation.num_inference_steps=5", "actor.ema_decay=0.9")
+    program = [sys.executable, "-m", "omnirl_hpc", "train", *SMALL, *paths, *evaluation, "steps=3", "logging.samples_every=1"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    root = Path(__file__).parent.parent
+    environ = kept | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=600, env=environ)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (folder / "output.txt").write_text(ended.stdout)
+    return folder

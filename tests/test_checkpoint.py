@@ -16,7 +16,9 @@ from torch import Tensor
 
 from omnirl_hpc import checkpoint as checkpoint_module
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer, find_fault, load_adapter, read_state
+from omnirl_hpc.adapters import load_adapter
+from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
+from omnirl_hpc.checkpoint_files import find_fault, read_state
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
 from omnirl_hpc.models import QwenImage
@@ -40,7 +42,7 @@ def content(step: int, size: int = 5) -> CheckpointContent:
     optimizer = {f"{name}.exp_avg": torch.randn(3, size, generator=generator) for name in NAMES} | {
         "step": torch.tensor(float(step))
     }
-    return CheckpointContent(step, lora, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
+    return CheckpointContent(step, {"adapter": lora}, optimizer, {"step": step, "cursor": 7 * step, "text": "é"}, {"r": 3})
 
 
 def make(folder, **settings) -> Checkpointer:
@@ -64,7 +66,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def assert_loads(checkpointer: Checkpointer, path, step: int) -> None:
     expected = content(step)
     optimizer = {name: torch.full_like(tensor, 99.0) for name, tensor in expected.optimizer.items()}
-    assert same(checkpointer.load(path, optimizer), expected.lora)
+    checkpointer.load(path, optimizer)
+    assert same(load_adapter(path / "adapter"), expected.adapters["adapter"])
     assert same(optimizer, expected.optimizer)
     assert read_state(path) == expected.state
 
@@ -195,7 +198,7 @@ def test_training_does_not_leak_into_a_background_save(tmp_path, monkeypatch):
     checkpointer.save(given)
     checkpointer.poll()
     assert checkpointer.find() is None  # not there yet
-    for tensor in (*given.lora.values(), *given.optimizer.values()):
+    for tensor in (*given.adapters["adapter"].values(), *given.optimizer.values()):
         tensor.fill_(-1)
     go.set()
     checkpointer.wait()
@@ -231,9 +234,9 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_there(small_disk, async
     checkpointer.wait()
     large = content(2, size=200_000)
     small = content(2)
-    lora, optimizer = (large.lora, small.optimizer) if too_large == "adapter" else (small.lora, large.optimizer)
+    adapters, optimizer = (large.adapters, small.optimizer) if too_large == "adapter" else (small.adapters, large.optimizer)
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(replace(small, lora=lora, optimizer=optimizer))
+        checkpointer.save(replace(small, adapters=adapters, optimizer=optimizer))
         checkpointer.wait()
     message = str(error.value)
     assert message.startswith(f"could not write checkpoint 2 in {disk / 'c'}: rank 0: ")
@@ -252,7 +255,7 @@ def save_on_a_full_disk(folder) -> str:
     checkpointer = Checkpointer(folder, CheckpointConfig(), rank, timeout_seconds=60.0)
     checkpointer.save(content(1))
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(replace(content(2), lora=content(2, size=200_000).lora))
+        checkpointer.save(replace(content(2), adapters=content(2, size=200_000).adapters))
     checkpointer.save(content(3))
     return str(error.value)
 
@@ -271,7 +274,9 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = actor.lora_state(), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
-    checkpointer.save(CheckpointContent(0, lora, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)))
+    checkpointer.save(
+        CheckpointContent(0, {"adapter": lora}, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets))
+    )
     written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
     payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
     assert payload < written <= 1.1 * payload
@@ -287,3 +292,27 @@ def test_an_adapter_of_another_program_is_read_under_our_names(tmp_path):
 
 def test_state_is_readable_without_loading(saved):
     assert read_state(saved[0] / "step_000002")["cursor"] == 14
+
+
+def test_the_best_one_stays_whatever_its_age(tmp_path):
+    checkpointer = make(tmp_path / "c", keep=1)
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2)):
+        checkpointer.save(replace(content(step), best=best))
+    names = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert names == ["best", "latest", "step_000002", "step_000004"]
+    assert (tmp_path / "c" / "best").read_text() == "step_000002"
+    checkpointer.save(replace(content(5), best=5))
+    assert sorted(p.name for p in (tmp_path / "c").glob("step_*")) == ["step_000004", "step_000005"]
+    optimizer = dict(content(4).optimizer)
+    make(tmp_path / "c", resume_step=4).load(tmp_path / "c" / "step_000004", optimizer)
+    assert not (tmp_path / "c" / "best").exists()  # step 5 is put aside: it belongs to another way
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_running_mean_has_a_folder_of_its_own(tmp_path, asynchronous):
+    checkpointer = make(tmp_path / "c", asynchronous=asynchronous)
+    mean = {name: tensor + 1 for name, tensor in content(1).adapters["adapter"].items()}
+    checkpointer.save(replace(content(1), adapters=content(1).adapters | {"ema": mean}))
+    checkpointer.wait()
+    assert same(load_adapter(tmp_path / "c/step_000001/ema"), mean)
+    assert same(load_adapter(tmp_path / "c/step_000001/adapter"), content(1).adapters["adapter"])

@@ -33,7 +33,9 @@ def test_headers(script):
     assert found["job-name"] == script.stem
 
 
-@pytest.mark.parametrize("script", [path for path in JOBS if path.name != "repro.sh"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script", [path for path in JOBS if path.name not in ("repro.sh", "evaluate.sh")], ids=lambda path: path.name
+)
 def test_jobs_that_train_are_warned_and_requeued(script):
     found = options(script)
     assert "requeue" in found and re.fullmatch(r"B:USR1@\d+", found["signal"])

@@ -6,8 +6,9 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from torch import Tensor
 from omnirl_hpc import trainer as trainer_module
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.errors import RewardError
+from omnirl_hpc.errors import DataError, RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
-from omnirl_hpc.layout import Layout, make_layout
+from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
@@ -64,13 +65,9 @@ class ObservedTrainer(Trainer):
         self.seen.metrics.append(super().train_step(step))
         return self.seen.metrics[-1]
 
-    def roll_out(self, requests, groups):
-        batch = super().roll_out(requests, groups)
+    def training_points(self, batch, scored, advantages):
         for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
             self.seen.images[self.step, group, sample] = image
-        return batch
-
-    def training_points(self, batch, scored, advantages):
         updates = super().training_points(batch, scored, advantages)
         steps = batch.log_probs.shape[1]
         self.seen.weights.append(torch.cat([p.weights for points in updates for p in points[::steps]]) * steps)
@@ -312,35 +309,25 @@ def test_two_ranks_are_one(configured, config, run):
         assert message.endswith("on this rank: the scorer is out of paper") == (rank == 1)
 
 
-@pytest.mark.parametrize("micro_batches", [[3, 3, 2], [8], [1] * 8])
-def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
-    """Each sample goes to one of them, and all have the same number, wherever micro-batches end."""
+EVALUATION = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=3", "actor.ema_decay=0.5")
 
-    class Samples:
-        """As much of Trajectories as roll_out looks at."""
 
-        def __init__(self, numbers):
-            self.group = torch.tensor(numbers)
-            self.images = torch.zeros(len(numbers), 3, 2, 2, dtype=torch.uint8)
+def test_evaluations_change_nothing_and_keep_the_best(configured, run):
+    """Between two steps the engine holds base and mean: the second step would show it."""
+    loaded = configured(*EVALUATION, "checkpoint.keep=1")
+    with one_rank_group():
+        evaluated = train(loaded)
+    scores = [{k: v for k, v in step.items() if k.startswith("evaluation/")} for step in evaluated.values]
+    for step, expected, score in zip(evaluated.values, run.values, scores):
+        assert {k: v for k, v in step.items() if k not in score} == expected
+        assert score.keys() == {"evaluation/base", "evaluation/ema", "evaluation/adapter"}
+    assert scores[0]["evaluation/base"] == scores[1]["evaluation/base"]
+    assert all(torch.equal(evaluated.adapter[name], run.adapter[name]) for name in run.adapter)
+    best = max((1, 2), key=lambda done: scores[done - 1]["evaluation/ema"])  # the first of equals
+    assert (Path(loaded.config.run_dir) / "checkpoints/best").read_text() == f"step_00000{best}"
 
-        def __len__(self):
-            return len(self.group)
 
-        def __getitem__(self, rows):
-            return Samples(self.group[rows].tolist())
-
-    def own(rank: int) -> list[int]:
-        numbers = iter(range(8))
-        made = [Samples([next(numbers) for _ in range(size)]) for size in micro_batches]
-        trainer, scored = Trainer.__new__(Trainer), []
-        trainer.layout = Layout(rank, world_size=2, replica_size=2, shard_size=2)
-        trainer.engine = SimpleNamespace(generate=lambda requests: made)
-        trainer.check_stop = lambda: None
-        trainer.rewards = SimpleNamespace(submit=lambda batch: scored.extend(batch.prompts))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "cat", lambda batches: [n for b in batches for n in b.group.tolist()])
-            kept = trainer.roll_out([], [SimpleNamespace(prompt=n) for n in range(8)])
-        assert scored == kept  # each rank scores what it trains
-        return kept
-
-    assert (own(0), own(1)) == ([0, 2, 4, 6], [1, 3, 5, 7])
+def test_a_prompt_that_is_too_long_for_an_evaluation_is_found_at_the_start(configured, tmp_path):
+    pq.write_table(pa.table({"prompt": ["a cat", "b" * 2000]}), tmp_path / "long.parquet")
+    with one_rank_group(), pytest.raises(DataError, match="row 1: a prompt of .* tokens is longer than"):
+        train(configured(*EVALUATION, f"evaluation.prompts={tmp_path / 'long.parquet'}"))

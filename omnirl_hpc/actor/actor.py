@@ -26,6 +26,12 @@ class Actor(Protocol):
     def load_lora_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `lora_state`. Raises CheckpointError where names or shapes do not fit."""
 
+    def ema_state(self) -> dict[str, Tensor] | None:
+        """The running mean of the trained adapter, named as by `lora_state`; None where none is kept."""
+
+    def load_ema_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `ema_state`."""
+
     def lora_gradients(self) -> dict[str, Tensor]:
         """The adapter's gradients so far, as full tensors under PEFT's names."""
 

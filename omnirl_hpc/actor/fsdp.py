@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from omnirl_hpc.actor.attention import set_attention
 from omnirl_hpc.actor.compile import compile_blocks, repeated_blocks
+from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
@@ -45,8 +46,12 @@ class FSDPActor:
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
         self._parameters = lora_parameters(self._transformer)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
+        self._ema: dict[str, Tensor] = {}  # fp32, sharded like the parameters
+        if config.actor.ema_decay is not None:
+            self._ema = {name: parameter.detach().to(torch.float32, copy=True) for name, parameter in self._parameters.items()}
         self._pinned = PinnedTensors()
-        self._pinned.add((local(t) for t in (self._parameters | self.optimizer_state()).values()), frozen=False)
+        trained = (self._parameters, self.optimizer_state(), self._ema)
+        self._pinned.add((local(t) for tensors in trained for t in tensors.values()), frozen=False)
         self._pinned.add((local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True)
         self._kept_scheduler = self._scheduler.state_dict()
 
@@ -84,20 +89,22 @@ class FSDPActor:
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
+        if self._ema:
+            decay = ema_decay(self._scheduler.last_epoch, self._config.actor.ema_decay)  # last_epoch: optimizer steps so far
+            update_ema(_locals(self._ema), _locals(self._parameters), decay)
         return norm, lr
 
     def lora_state(self) -> dict[str, Tensor]:
         return {name: parameter.full_tensor().detach() for name, parameter in self._parameters.items()}
 
-    @torch.no_grad()
     def load_lora_state(self, state: dict[str, Tensor]) -> None:
-        if state.keys() != self._parameters.keys():
-            raise CheckpointError(f"the adapter does not fit the model: {_difference(state.keys(), self._parameters.keys())}")
-        for name, parameter in self._parameters.items():
-            if state[name].shape != parameter.shape:
-                raise CheckpointError(f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(parameter.shape)}")
-            full = state[name].to(parameter.device, parameter.dtype)
-            parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None))
+        _load(self._parameters, state)
+
+    def ema_state(self) -> dict[str, Tensor] | None:
+        return {name: tensor.full_tensor() for name, tensor in self._ema.items()} or None
+
+    def load_ema_state(self, state: dict[str, Tensor]) -> None:
+        _load(self._ema, state)
 
     def lora_gradients(self) -> dict[str, Tensor]:
         return {name: p.grad.full_tensor() for name, p in self._parameters.items() if p.grad is not None}
@@ -136,6 +143,22 @@ class FSDPActor:
             yield
         finally:
             self._transformer.enable_adapters()
+
+
+@torch.no_grad()
+def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
+    """Full tensors into sharded ones, in place."""
+    if state.keys() != sharded.keys():
+        raise CheckpointError(f"the adapter does not fit the model: {_difference(state.keys(), sharded.keys())}")
+    for name, tensor in sharded.items():
+        if state[name].shape != tensor.shape:
+            raise CheckpointError(f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(tensor.shape)}")
+        full = state[name].to(tensor.device, tensor.dtype)
+        tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
+
+
+def _locals(sharded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: local(tensor) for name, tensor in sharded.items()}
 
 
 def _difference(given: Iterable[str], expected: Iterable[str]) -> str:

@@ -15,6 +15,13 @@ COMMANDS = {
         "omnirl_hpc.cli.train",
         "train with RL: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE …",
     ),
+    "evaluate": (
+        "omnirl_hpc.cli.evaluate",
+        "base and adapter side by side on fixed prompts: omnirl-hpc evaluate RUN OUT [--step N] …",
+    ),
+    "status": ("omnirl_hpc.cli.status", "step, reward, speed and checkpoints of a run: omnirl-hpc status RUN"),
+    "report": ("omnirl_hpc.cli.report", "one page about a run that opens offline: omnirl-hpc report RUN [--out FILE]"),
+    "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
     "plan": (
         "omnirl_hpc.cli.plan",
         "memory, time and layout of a run, without a GPU: omnirl-hpc plan recipe=NAME nodes=2 gpu=h200 …",

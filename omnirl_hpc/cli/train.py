@@ -21,6 +21,8 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.report.page import write_report
+from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
@@ -68,6 +70,13 @@ def run(overrides: Sequence[str]) -> None:
         train(loaded, identity, run_directory, stop)
     finally:
         lock.release()
+
+
+def check_prompts(config: Config) -> None:
+    """Read what is cheap to read of the prompt tables: one that cannot be used is found now."""
+    PromptTable(config.data.prompts)
+    if config.evaluation.every:
+        PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
 def usage() -> str:
@@ -121,6 +130,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
         try:
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop)
             reason = trainer.train()
+            trainer.engine.close()  # not after an error: taking leave of ranks that are stuck would only delay the end
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
         except Exception as error:  # whatever it is: only the place is added to the log, and it goes on as it came
@@ -132,6 +142,16 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if identity.rank == 0:
         stop.acknowledge(reason)
         print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
+        write_last_words(run_directory)
+
+
+def write_last_words(run_directory: RunDirectory) -> None:
+    """The report of a run that ended well, and what came of its reward. A report that cannot be written fails no run."""
+    try:
+        print(f"report: {write_report(run_directory.path)}")
+    except OSError as error:
+        log.warning("the report was not written: %s", error)
+    print(describe_rewards(RunRecords.read(run_directory.path)), flush=True)
 
 
 ENDINGS = {

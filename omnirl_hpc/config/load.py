@@ -51,12 +51,39 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
     unknown choice of a group, or a key without a value.
     """
+    return _load("train", overrides)
+
+
+def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
+    """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run has its default.
+
+    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made its choices.
+    """
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(file))
+        algorithm = saved["algorithm"]["name"]
+        parts = {part: settings["name"] for part, settings in saved["reward"]["parts"].items()}
+    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
+    for override in overrides:
+        key = override.split("=")[0].lstrip("+~")
+        if (config_dir() / key).is_dir():
+            raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
+    _store("algorithm", algorithm, "saved", part="")
+    for part, name in parts.items():
+        _store("reward", name, f"saved_{part}", part=part)
+    typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
+    ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
+    return _load("saved_run", overrides)
+
+
+def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
     ConfigStore.instance().store(name="schema", node=Config)
     for group, names in SETTINGS.items():
-        for name in names:
-            _store(group, name, f"{name}_schema", part=name)
+        for choice in names:
+            _store(group, choice, f"{choice}_schema", part=choice)
     try:
-        composed = _compose(list(overrides))
+        composed = _compose(name, list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
     except YAMLError as error:
@@ -75,17 +102,17 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     return LoadedConfig(config, choices, list(overrides))
 
 
-def _compose(overrides: list[str]) -> DictConfig:
+def _compose(name: str, overrides: list[str]) -> DictConfig:
     """Hydra's composition. A choice that is module:Class, in an override or a recipe, becomes one when Hydra misses it."""
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return compose("train", overrides, return_hydra_config=True)
+            return compose(name, overrides, return_hydra_config=True)
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
         if group not in ("model", *SETTINGS) or not is_import_path(choice):
             raise
     _store(group, choice, choice, part=choice.rpartition(":")[2])
-    return _compose(overrides)
+    return _compose(name, overrides)
 
 
 def _store(group: str, name: str, choice: str, part: str) -> None:

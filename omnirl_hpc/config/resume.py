@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "reward.parts.*.workers",
     "reward.parts.*.timeout_seconds",
     "checkpoint.*",
+    "evaluation.*",
     "logging.*",
 )
 

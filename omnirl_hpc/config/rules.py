@@ -5,13 +5,14 @@ All of them run before torch is imported. A rule that needs the number of ranks 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
+from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path, settings_class
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
 from omnirl_hpc.errors import ConfigError
@@ -22,15 +23,18 @@ MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
+TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def check(config: Config, world_size: int, files: bool = True) -> None:
+def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
     """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
 
-    files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere.
+    files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere; trains=False those that
+    a command which only samples, on whatever number of ranks, may break.
     """
+    left_out = (() if files else FILE_RULES) + (() if trains else TRAINING_RULES)
     for rule in RULES:
-        if files or rule not in FILE_RULES:
+        if rule not in left_out:
             rule(config, world_size)
 
 
@@ -58,6 +62,9 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "actor.updates_per_step": config.actor.updates_per_step,
         "actor.lora.rank": config.actor.lora.rank,
         "actor.lora.alpha": config.actor.lora.alpha,
+        "evaluation.num_prompts": config.evaluation.num_prompts,
+        "evaluation.samples_per_prompt": config.evaluation.samples_per_prompt,
+        "evaluation.num_inference_steps": config.evaluation.num_inference_steps,
         "checkpoint.every": config.checkpoint.every,
         "checkpoint.keep": config.checkpoint.keep,
         **{f"reward.parts.{name}.workers": part.workers for name, part in config.reward.parts.items()},
@@ -70,6 +77,8 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
     for key, value in {
         "seed": config.seed,
         "stop_before": config.stop_before,
+        "evaluation.every": config.evaluation.every,
+        "evaluation.seed": config.evaluation.seed,
         "logging.samples_every": config.logging.samples_every,
         "logging.samples_count": config.logging.samples_count,
     }.items():
@@ -273,6 +282,11 @@ def optimizer_is_valid(config: Config, world_size: int) -> None:
     )
 
 
+def ema_decay_is_valid(config: Config, world_size: int) -> None:
+    decay = config.actor.ema_decay
+    _require(decay is None or 0 < decay < 1, f"actor.ema_decay={decay} must be between 0 and 1, or null for none")
+
+
 def flow_grpo_is_valid(config: Config, world_size: int) -> None:
     algorithm = config.algorithm
     if not isinstance(algorithm, FlowGRPOConfig):
@@ -303,7 +317,7 @@ def reward_parts_are_valid(config: Config, world_size: int) -> None:
 
 def reward_packages_are_installed(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
-        missing = [package for package in find_class("reward", part.name).packages if not importlib.util.find_spec(package)]
+        missing = [package for package in find_class("reward", part.name).packages if not find_spec(package)]
         _require(
             not missing,
             f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
@@ -318,11 +332,51 @@ def paths_exist(config: Config, world_size: int) -> None:
         (model / "model_index.json").is_file(),
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
+    prompts = config.evaluation.prompts
+    _require(prompts is None or Path(prompts).is_file(), f"evaluation.prompts={prompts} does not exist")
     _require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
-    adapter = config.init_adapter
+
+
+def init_adapter_fits(config: Config, world_size: int) -> None:
+    adapter, lora = config.init_adapter, config.actor.lora
+    if adapter is None:
+        return
     _require(
-        adapter is None or (Path(adapter) / "adapter_model.safetensors").is_file(),
-        f"init_adapter={adapter} is not a PEFT adapter: {adapter}/adapter_model.safetensors does not exist",
+        adapter_file(Path(adapter)) is not None,
+        f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
+    )
+    found = read_adapter_config(Path(adapter))
+    _require(
+        (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
+        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank and actor.lora.alpha "
+        "to them",
+    )
+
+
+def trackers_are_installed(config: Config, world_size: int) -> None:
+    for name in config.logging.trackers:
+        _one_of("logging.trackers", name, TRACKERS)
+        _require(
+            find_spec(name) is not None,
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install 'omnirl_hpc[{name}]', or drop it",
+        )
+
+
+def evaluation_is_possible(config: Config, world_size: int) -> None:
+    evaluation = config.evaluation
+    if not evaluation.every:
+        return
+    layout = make_layout(config, rank=0, world_size=world_size)
+    _require(
+        evaluation.num_prompts % layout.num_replicas == 0,
+        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
+        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+    )
+    samples = evaluation.num_prompts // layout.num_replicas * evaluation.samples_per_prompt
+    _require(
+        samples % layout.replica_size == 0,
+        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
+        f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
     )
 
 
@@ -370,13 +424,25 @@ RULES = (
     vllm_omni_engine_is_possible,
     compiler_is_there,
     optimizer_is_valid,
+    ema_decay_is_valid,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     reward_parts_are_valid,
     reward_packages_are_installed,
+    evaluation_is_possible,
     paths_exist,
+    init_adapter_fits,
+    trackers_are_installed,
     step_to_resume_is_there,
     attention_heads_divide,
 )
 
-FILE_RULES = (paths_exist, step_to_resume_is_there, compiler_is_there)
+FILE_RULES = (paths_exist, init_adapter_fits, step_to_resume_is_there, compiler_is_there, trackers_are_installed)
+TRAINING_RULES = (
+    layout_is_possible,
+    updates_divide_the_step,
+    init_adapter_fits,
+    step_to_resume_is_there,
+    compiler_is_there,
+    trackers_are_installed,
+)

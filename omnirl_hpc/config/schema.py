@@ -107,6 +107,7 @@ class ActorConfig:
     dtype: str = "bfloat16"
     lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ema_decay: Optional[float] = None  # keep a running mean of the adapter, and evaluate and save it too; null: none
     updates_per_step: int = 2  # optimizer steps (mini-batches) in a training step
     micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
@@ -162,11 +163,25 @@ class RewardConfig:
 
 
 @dataclass
+class EvaluationConfig:
+    """Images of fixed prompts from fixed noise, by ODE steps alone, scored by the recipe's reward."""
+
+    every: int = 0  # steps between evaluations during training, and one after the last; 0: never
+    keep_best: bool = True  # the checkpoint with the highest score stays, whatever its age (checkpoints/best names it)
+    prompts: Optional[str] = None  # a parquet file; null: data.prompts
+    num_prompts: int = 16  # the first ones of the table
+    samples_per_prompt: int = 1
+    num_inference_steps: int = 50
+    seed: int = 0  # of the noise
+
+
+@dataclass
 class LoggingConfig:
     """What is written down while the run goes on."""
 
     samples_every: int = 10  # steps between saved sample images; 0: never
     samples_count: int = 8  # images saved each time
+    trackers: list[str] = field(default_factory=list)  # tensorboard | wandb | trackio: metrics go there too; each is an extra
 
 
 @dataclass
@@ -200,4 +215,5 @@ class Config:
     algorithm: AlgorithmConfig = MISSING
     reward: RewardConfig = field(default_factory=RewardConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

@@ -77,6 +77,12 @@ class PromptTable:
         identity = str(row) if text["id"] is None else str(text["id"])
         return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record, self._place(group, row))
 
+    def first(self, count: int) -> list[Prompt]:
+        """The first rows. Raises DataError where the table has fewer."""
+        if count > len(self):
+            raise DataError(f"{self.path} has {len(self)} rows, of which {count} were asked")
+        return [self[row] for row in range(count)]
+
     def rows_without_target(self) -> list[int]:
         """The rows whose target is missing or blank; reads only that column."""
         if "target" not in self._columns:

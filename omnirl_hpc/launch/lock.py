@@ -30,6 +30,17 @@ def job_name(identity: Identity, environ: Mapping[str, str] | None = None) -> st
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
+def find_holder(run_dir: str | Path) -> dict[str, Any] | None:
+    """The job that holds the directory and shows signs of life: `job`, `host`, `pid` and `age`, seconds since the last one."""
+    path = Path(run_dir) / "lock.json"
+    try:
+        holder = json.loads(path.read_text())
+        age = time.time() - path.stat().st_mtime
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return None if age > STALE_SECONDS or _is_dead_here(holder) else holder | {"age": age}
+
+
 class RunLock:
     """The file `lock.json` with the job's name and a heartbeat (its modification time)."""
 
@@ -41,15 +52,11 @@ class RunLock:
 
     def check(self) -> None:
         """Raise ConfigError where another job that is alive holds the directory. Every rank may call it."""
-        try:
-            holder = json.loads(self._path.read_text())
-            age = time.time() - self._path.stat().st_mtime
-        except (FileNotFoundError, json.JSONDecodeError):
-            return
-        if holder["job"] == self._job or age > STALE_SECONDS or _is_dead_here(holder):
+        holder = find_holder(self._path.parent)
+        if holder is None or holder["job"] == self._job:
             return
         raise ConfigError(
-            f"run_dir={self._path.parent} is in use by {holder['job']} on {holder['host']} (last sign of life {age:.0f} s ago): "
+            f"run_dir={self._path.parent} is in use by {holder['job']} on {holder['host']} (last sign of life {holder['age']:.0f} s ago): "
             "choose another run_dir, or wait until that job has ended"
         )
 

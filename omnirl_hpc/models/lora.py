@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from peft import LoraConfig as PeftConfig
 from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import LoraConfig
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError
 from omnirl_hpc.sampling.noise import ADAPTER_INIT, standard_normal
 
 ADAPTER = "default"
@@ -34,6 +34,21 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
         if ".lora_A." in name:
             value = standard_normal(value.shape, seed, ADAPTER_INIT, name).to(value.device) / config.rank
         parameter.data = value.to(dtype)
+
+
+def merge_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], state: Mapping[str, Tensor]) -> None:
+    """Add an adapter, named as by `lora_parameters`, to a transformer's weights: W + alpha / rank B A, computed in fp32.
+
+    Raises CheckpointError where the names differ from those that `targets` give.
+    """
+    add_lora(transformer, config, targets, torch.float32, seed=0)
+    slots = lora_parameters(transformer)
+    if slots.keys() != state.keys():
+        raise CheckpointError(f"the adapter does not fit the model: {len(state)} tensors for {len(slots)} places")
+    for name, slot in slots.items():
+        slot.data.copy_(state[name])
+    transformer.fuse_lora()
+    transformer.unload_lora()
 
 
 def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:

@@ -11,9 +11,16 @@ SHOWN_ROWS = 10
 
 
 def check_prompts(config: Config) -> None:
-    """Raise DataError for a table that cannot be opened, or that lacks targets where a reward needs them, naming the rows."""
-    table = PromptTable(config.data.prompts)
+    """Raise DataError for a table that cannot be opened, or that lacks targets where a reward needs them, naming the rows.
+
+    The tables are those of training and of evaluation.
+    """
     needing = [part.name for part in config.reward.parts.values() if find_class("reward", part.name).needs_target]
+    for path in dict.fromkeys((config.data.prompts, config.evaluation.prompts or config.data.prompts)):
+        _check_table(PromptTable(path), needing)
+
+
+def _check_table(table: PromptTable, needing: list[str]) -> None:
     rows = table.rows_without_target() if needing else []
     if rows:
         shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (", …" if len(rows) > SHOWN_ROWS else "")

@@ -55,7 +55,7 @@ class SampleBatch:
 
 
 def micro_batches(
-    requests: Sequence[SampleRequest], size: int, latent_shape: tuple[int, int], seed: int, device: torch.device
+    requests: Sequence[SampleRequest], size: int, latent_shape: tuple[int, int], device: torch.device
 ) -> Iterator[tuple[SampleBatch, int]]:
     """Consecutive batches of exactly `size` samples, each with the number of real ones.
 
@@ -66,16 +66,17 @@ def micro_batches(
         batch = list(requests[start : start + size])
         count = len(batch)
         batch += [batch[-1]] * (size - count)
-        yield _to_tensors(batch, latent_shape, seed, device), count
+        yield _to_tensors(batch, latent_shape, device), count
 
 
-def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], seed: int, device: torch.device) -> SampleBatch:
+def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], device: torch.device) -> SampleBatch:
     def noise(request: SampleRequest, purpose: str, *place: int) -> Tensor:
-        return standard_normal(shape, seed, purpose, request.step, request.prompt_id, request.sample, *place)
+        return standard_normal(shape, request.seed, purpose, request.step, request.prompt_id, request.sample, *place)
 
     def transition_noise(request: SampleRequest) -> Tensor:
         window = request.window
-        return torch.stack([noise(request, TRANSITION_NOISE, i) for i in range(window.start, window.start + window.size)])
+        draws = [noise(request, TRANSITION_NOISE, i) for i in range(window.start, window.start + window.size)]
+        return torch.stack(draws) if draws else torch.empty(0, *shape)
 
     def pad(embeds: list[Tensor]) -> TextEmbeds:
         return torch.cat([pad_text(e, r.text_length) for e, r in zip(embeds, requests)]).to(device)

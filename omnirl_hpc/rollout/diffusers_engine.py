@@ -36,7 +36,7 @@ class DiffusersEngine:
         add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
         self._pipeline.to(device)
         self._recorder = RecordingScheduler.make(
-            self._pipeline.scheduler.config, self._schedule, config.sampling.transition, config.sampling.noise_level
+            self._pipeline.scheduler.config, config.sampling.transition, config.sampling.noise_level
         )
         self._pipeline.scheduler = self._recorder
         self._pinned = PinnedTensors()
@@ -65,21 +65,22 @@ class DiffusersEngine:
         return self._family.encode_prompt(self._pipeline, prompt)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
         self._require_awake()
+        schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
         size, shape = self.micro_batch_size, self._family.latent_shape()
-        for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
-            self._recorder.begin(batch.initial, batch.windows, batch.noise)
+        for batch, count in micro_batches(requests, size, shape, self._device):
+            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
             self._pipeline(
                 **self._family.pipeline_inputs(batch.text, batch.negative, self._config.sampling.true_cfg_scale),
                 latents=batch.initial,
-                num_inference_steps=self._schedule.num_steps,
+                num_inference_steps=schedule.num_steps,
                 output_type="latent",
             )
             recording = self._recorder.finish()
             with self._timer.phase("decode"):
                 images = self._family.decode(self._pipeline.vae, recording.final)
-            yield batch.trajectories(recording, images, self._schedule, self._version)[:count]
+            yield batch.trajectories(recording, images, schedule, self._version)[:count]
 
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:

@@ -15,6 +15,7 @@ from omnirl_hpc.sampling.windows import Window
 class SampleRequest:
     """One sample to generate. Identities, not places in a batch, determine its random draws."""
 
+    seed: int  # of all draws
     step: int
     group: int  # place among the groups of the step
     prompt_id: str
@@ -42,8 +43,11 @@ class RolloutEngine(Protocol):
     def encode(self, prompt: str) -> Tensor:
         """Embeddings [L, D] of one prompt."""
 
-    def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
-        """One Trajectories for each micro-batch as soon as it is made, in the order of the requests."""
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
+        """One Trajectories for each micro-batch as soon as it is made, in the order of the requests.
+
+        num_steps: denoising steps, where they are not those of training.
+        """
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""

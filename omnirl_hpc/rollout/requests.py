@@ -23,18 +23,25 @@ def make_requests(
     """
     guided = config.sampling.true_cfg_scale > 1
     negatives = [g.prompt.negative_prompt or config.data.negative_prompt for g in groups]
-    length = config.data.text_lengths[0]
-    for group, negative in zip(groups, negatives):
-        texts = (group.prompt.prompt, negative) if guided else (group.prompt.prompt,)
-        try:
-            length = max(length, padded_length([family.count_text_tokens(t) for t in texts], config.data.text_lengths))
-        except DataError as error:
-            raise DataError(f"{group.prompt.place}: {error}") from None
+    length = text_length(config, family, groups)
     requests = []
     for index in layout.groups(len(groups)):
         group, prompt = groups[index], groups[index].prompt
         text, negative = embed(prompt.prompt), embed(negatives[index]) if guided else None
         for sample in range(group.first_sample, group.first_sample + config.data.samples_per_prompt):
             window = draw_window(config.sampling, config.seed, step, prompt.id, sample)
-            requests.append(SampleRequest(step, group.index, prompt.id, sample, window, text, negative, length))
+            requests.append(SampleRequest(config.seed, step, group.index, prompt.id, sample, window, text, negative, length))
     return requests
+
+
+def text_length(config: Config, family: ModelFamily, groups: Sequence[Group]) -> int:
+    """The padded width of the groups' prompts and, with guidance, of their negative ones. Raises DataError for one that is too long."""
+    guided, lengths = config.sampling.true_cfg_scale > 1, config.data.text_lengths
+    length = lengths[0]
+    for prompt in (group.prompt for group in groups):
+        texts = [prompt.prompt, prompt.negative_prompt or config.data.negative_prompt][: 1 + guided]
+        try:
+            length = max(length, padded_length([family.count_text_tokens(text) for text in texts], lengths))
+        except DataError as error:
+            raise DataError(f"{prompt.place}: {error}") from None
+    return length

@@ -34,20 +34,21 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
     """
 
     @classmethod
-    def make(cls, scheduler_config: Mapping[str, Any], schedule: Schedule, transition_kind: str, noise_level: float):
-        """A recorder with the settings of the pipeline's own scheduler and a given schedule."""
+    def make(cls, scheduler_config: Mapping[str, Any], transition_kind: str, noise_level: float):
+        """A recorder with the settings of the pipeline's own scheduler."""
         recorder = cls.from_config(dict(scheduler_config))
-        recorder.schedule = schedule
         recorder.transition_kind = transition_kind
         recorder.noise_level = noise_level
-        recorder._noise = None
+        recorder.schedule = recorder._noise = None
         return recorder
 
     def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, **_: Any) -> None:
-        """Install the given schedule, whatever the pipeline computed: rollout and actor must share one.
+        """Install the schedule of `begin`, whatever the pipeline computed: rollout and actor must share one.
 
         Raises ValueError where the pipeline asks for another number of steps.
         """
+        if self.schedule is None:
+            raise RuntimeError("RecordingScheduler.set_timesteps without begin")
         asked = num_inference_steps if sigmas is None else len(sigmas)
         if asked != self.schedule.num_steps:
             raise ValueError(f"the pipeline asks for {asked} steps, the schedule has {self.schedule.num_steps}")
@@ -57,17 +58,18 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         self._step_index = None
         self._begin_index = None
 
-    def begin(self, initial: Tensor, windows: Sequence[Window], noise: Tensor) -> None:
+    def begin(self, initial: Tensor, windows: Sequence[Window], noise: Tensor, schedule: Schedule) -> None:
         """Prepare one pipeline call.
 
         initial: [B, S, C] fp32 noise, the same values that the pipeline is given as latents.
-        windows: one for each sample, all of one size W. noise: [B, W, S, C] standard normal, for the steps of the windows.
+        windows: one for each sample, all of one size W (0: ODE steps only). noise: [B, W, S, C] standard normal, for the steps of the windows.
         """
         sizes = {window.size for window in windows}
         if len(sizes) != 1:
             raise ValueError(f"windows of different sizes in one batch: {sorted(sizes)}")
         self._sample = initial.float()
         self._noise = noise
+        self.schedule = schedule
         self._starts = torch.tensor([window.start for window in windows])
         self._size = sizes.pop()
         batch = initial.shape[0]

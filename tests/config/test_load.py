@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from omnirl_hpc.config import load
-from omnirl_hpc.config.load import config_dir, load_config, valid_keys
+from omnirl_hpc.config.load import config_dir, load_config, load_run_config, valid_keys
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
@@ -157,3 +157,43 @@ def test_the_folder_of_a_wheel_is_found(monkeypatch, tmp_path):
     (inside / "train.yaml").touch()
     monkeypatch.setattr(load, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "load.py"))
     assert config_dir() == inside
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """config.yaml of a run."""
+    file = tmp_path / "config.yaml"
+    overrides = ["recipe=flowgrpo_tiny", "sampling=cps", "seed=7", "init_adapter=null", "algorithm.clip_range=0.5"]
+    file.write_text(load_config([*NEEDED, *overrides]).to_yaml())
+    return file
+
+
+def test_a_runs_settings_come_back_with_values_on_top(stored):
+    assert load_run_config(stored, []).to_yaml() == stored.read_text()
+    config = load_run_config(stored, ["seed=8", "model.path=elsewhere"]).config
+    assert isinstance(config.algorithm, FlowGRPOConfig) and config.algorithm.clip_range == 0.5
+    assert (config.seed, config.model.path, config.sampling.transition) == (8, "elsewhere", "cps")
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(stored):
+    stored.write_text("".join(line for line in stored.read_text().splitlines(True) if "stop_before" not in line))
+    assert load_run_config(stored, []).config.stop_before == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        (None, ["sede=3"], "unknown setting sede; did you mean seed?"),
+        (None, ["seed=many"], "seed"),
+        (None, ["sampling=sde"], "the run has chosen its sampling; only values can be changed"),
+        ("seed: [", [], "does not hold the settings of a run"),
+        ("seed: 3", [], "does not hold the settings of a run"),
+        ("", [], "does not hold the settings of a run"),
+    ],
+)
+def test_what_cannot_be_loaded_from_a_run_is_one_sentence(stored, text, overrides, said):
+    if text is not None:
+        stored.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(stored, overrides)
+    assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
@@ -13,6 +14,9 @@ from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.errors import ConfigError
 
 POSITIVE = [
+    "evaluation.num_prompts",
+    "evaluation.samples_per_prompt",
+    "evaluation.num_inference_steps",
     "steps",
     "timeout_seconds",
     "threads_per_rank",
@@ -192,7 +196,22 @@ BREAKS = [
     ),
     ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
-    ("paths_exist", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
+    ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
+    ("ema_decay_is_valid", {"actor.ema_decay": 1.0}, 1, ["actor.ema_decay=1.0"]),
+    ("trackers_are_installed", {"logging.trackers": ["mlflow"]}, 1, ["logging.trackers=mlflow", "tensorboard, wandb, trackio"]),
+    (
+        "evaluation_is_possible",
+        {"evaluation.every": 1, "evaluation.num_prompts": 3},
+        2,
+        ["evaluation.num_prompts=3", "multiple of 2"],
+    ),
+    (
+        "evaluation_is_possible",
+        {"evaluation.every": 1, "evaluation.num_prompts": 1, "rollout.tensor_parallel_size": 2, "rollout.engine": "vllm_omni"},
+        2,
+        ["1 images", "evaluation.samples_per_prompt", "2 ranks"],
+    ),
+    ("paths_exist", {"evaluation.prompts": "/nowhere"}, 1, ["evaluation.prompts=/nowhere"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": 7}, 1, ["checkpoint.resume_step=7", "it has: none"]),
     ("step_to_resume_is_there", {"checkpoint.resume_step": -1}, 1, ["checkpoint.resume_step=-1"]),
 ]
@@ -277,3 +296,26 @@ def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
 
 def test_suggested_micro_batch_is_accepted(valid):
     rules.check(changed(valid, {"actor.micro_batch_size": 4}), 1)  # what the message for 12 of 32 samples suggests
+
+
+@pytest.mark.parametrize(("rank", "alpha", "fits"), [(64, 128, True), (64, 64, False), (8, 128, False)])
+def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, alpha, fits):
+    """Its alpha is a setting of the recipe: another one would scale the adapter in silence."""
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha}))
+    config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
+    assert breaks(rules.init_adapter_fits, config, 1) != fits
+
+
+def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install 'omnirl_hpc\[tensorboard\]'"):
+        rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
+    rules.check(changed(valid, {"logging.trackers": []}), 1)
+
+
+def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
+    """3 ranks do not divide the step's prompts, nor 12 its samples; an evaluation deals out its own prompts."""
+    config = changed(valid, {"actor.micro_batch_size": 12, "evaluation.every": 1, "evaluation.num_prompts": 3})
+    assert breaks(rules.layout_is_possible, config, 3)
+    rules.check(config, 3, trains=False)

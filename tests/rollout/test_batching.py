@@ -21,11 +21,11 @@ SEED = 11
 
 def request(sample: int, prompt_id: str = "p", step: int = 3, start: int = 1, tokens: int = 5) -> SampleRequest:
     text, negative = torch.full((tokens, 4), 1.0 + sample), torch.full((1, 4), -1.0)
-    return SampleRequest(step, 0, prompt_id, sample, Window(start, 2), text, negative, text_length=8)
+    return SampleRequest(SEED, step, 0, prompt_id, sample, Window(start, 2), text, negative, text_length=8)
 
 
 def batches(requests: list[SampleRequest], size: int) -> list[tuple[SampleBatch, int]]:
-    return list(micro_batches(requests, size, SHAPE, SEED, CPU))
+    return list(micro_batches(requests, size, SHAPE, CPU))
 
 
 def test_the_last_batch_is_padded_with_its_last_sample():

@@ -67,7 +67,7 @@ def same(first, second) -> bool:
 
 def drawn_noise(rollout, requests):
     """(initial [B, S, C], of the transitions [B, W, S, C]) noise of a whole micro-batch of requests."""
-    ((batch, _),) = micro_batches(requests, MICRO_BATCH, rollout.family.latent_shape(), rollout.config.seed, CPU)
+    ((batch, _),) = micro_batches(requests, MICRO_BATCH, rollout.family.latent_shape(), CPU)
     return batch.initial, batch.noise
 
 

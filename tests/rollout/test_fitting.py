@@ -11,7 +11,7 @@ from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.sampling.windows import Window
 from tests.helpers import CPU, one_rank_group
 
-REQUESTS = [SampleRequest(0, 0, "a", sample, Window(0, 1), torch.zeros(3, 2), None, 8) for sample in range(3)]
+REQUESTS = [SampleRequest(0, 0, 0, "a", sample, Window(0, 1), torch.zeros(3, 2), None, 8) for sample in range(3)]
 
 
 class Engine:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omnirl_hpc.checkpoint import find_fault
+from omnirl_hpc.checkpoint_files import find_fault
 from tests.runs.program import lines
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from omnirl_hpc.checkpoint import load_adapter, read_state
+from omnirl_hpc.adapters import load_adapter
+from omnirl_hpc.checkpoint_files import read_state
 from tests.runs.conftest import STRICT
 from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, go_on, lines
 
@@ -148,6 +149,21 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
         for folder in (run_dir, reference)
     )
     assert (ours - theirs).norm() <= OTHER_RANKS_BOUND * theirs.norm()
+
+
+def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
+    """Stopped in the third step: what follows is as if it had not been, evaluations too."""
+    evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
+    arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
+    program.finish(tmp_path / "straight", *arguments)
+    program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:2:0",))
+    program.finish(tmp_path / "stopped", *arguments)
+    code, said = compare(tmp_path / "straight", tmp_path / "stopped")
+    assert code == 0, said
+    ours, theirs = (tmp_path / name / "checkpoints" for name in ("stopped", "straight"))
+    for name in ("best", "step_000004/ema/adapter_model.safetensors"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    assert read_state(ours / "step_000004")["best"] == read_state(theirs / "step_000004")["best"]
 
 
 def test_a_run_starts_from_an_adapter(program, reference, tmp_path):

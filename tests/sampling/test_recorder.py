@@ -26,11 +26,11 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 
 def run(windows: list[Window], kind: str = "sde", dtype: torch.dtype = torch.float32, rows: slice = slice(None)) -> Recording:
     """One pipeline call on the samples `rows` of a fixed batch."""
-    recorder = RecordingScheduler.make(SCHEDULER, SCHEDULE, kind, noise_level=0.7)
+    recorder = RecordingScheduler.make(SCHEDULER, kind, noise_level=0.7)
     initial = normal(len(windows), *SHAPE, seed=0)[rows]
     noise = normal(len(windows), windows[0].size, *SHAPE, seed=1)[rows]
+    recorder.begin(initial, windows[rows], noise, SCHEDULE)
     recorder.set_timesteps(STEPS, device="cpu", sigmas=None, mu=0.1)
-    recorder.begin(initial, windows[rows], noise)
     latents = initial.to(dtype)
     for t in recorder.timesteps:
         latents = recorder.step(velocity(latents, t).to(dtype), t, latents, return_dict=False)[0]
@@ -105,18 +105,20 @@ def test_equals_diffusers_euler_step_outside_windows():
 
 
 def test_misuse_is_an_error():
-    recorder = RecordingScheduler.make(SCHEDULER, SCHEDULE, "sde", 0.7)
+    recorder = RecordingScheduler.make(SCHEDULER, "sde", 0.7)
+    x = torch.zeros(1, *SHAPE)
+    for use in (lambda: recorder.set_timesteps(STEPS), lambda: recorder.step(x, torch.tensor(1.0), x)):
+        with pytest.raises(RuntimeError, match="without begin"):
+            use()
+    recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE), SCHEDULE)
     with pytest.raises(ValueError, match="asks for 7 steps, the schedule has 6"):
         recorder.set_timesteps(7)
     with pytest.raises(ValueError, match="asks for 2 steps, the schedule has 6"):
         recorder.set_timesteps(sigmas=[1.0, 0.5])
     recorder.set_timesteps(STEPS)
-    x = torch.zeros(1, *SHAPE)
-    with pytest.raises(RuntimeError, match="without begin"):
-        recorder.step(x, recorder.timesteps[0], x)
     with pytest.raises(ValueError, match=r"different sizes in one batch: \[1, 2\]"):
-        recorder.begin(torch.zeros(2, *SHAPE), [Window(0, 1), Window(0, 2)], torch.zeros(2, 2, *SHAPE))
-    recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE))
+        recorder.begin(torch.zeros(2, *SHAPE), [Window(0, 1), Window(0, 2)], torch.zeros(2, 2, *SHAPE), SCHEDULE)
+    recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE), SCHEDULE)
     recorder.step(x, recorder.timesteps[0], x)
     with pytest.raises(RuntimeError, match="made 1 of 6 steps"):
         recorder.finish()

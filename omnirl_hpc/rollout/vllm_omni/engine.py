@@ -46,7 +46,7 @@ class VllmOmniEngine:
         self._pipeline = self._worker.model_runner.pipeline
         self._pipeline.set_progress_bar_config(disable=True)
         self._recorder = RecordingScheduler.make(
-            self._pipeline.scheduler.config, self._schedule, config.sampling.transition, config.sampling.noise_level
+            self._pipeline.scheduler.config, config.sampling.transition, config.sampling.noise_level
         )
         self._pipeline.scheduler = self._recorder
         self._weights = None
@@ -66,18 +66,19 @@ class VllmOmniEngine:
         # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in another dtype.
         return embeds.to(getattr(torch, self._config.rollout.dtype), copy=True)
 
-    def generate(self, requests: Sequence[SampleRequest]) -> Iterator[Trajectories]:
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
         self._require_awake()
+        schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
         self._lora.prepare()
         size, shape = self.micro_batch_size, self._family.latent_shape()
-        for batch, count in micro_batches(requests, size, shape, self._config.seed, self._device):
-            self._recorder.begin(batch.initial, batch.windows, batch.noise)
+        for batch, count in micro_batches(requests, size, shape, self._device):
+            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
             with self._forward_context():
-                self._pipeline.forward(self._engine_requests(batch))
+                self._pipeline.forward(self._engine_requests(batch, schedule.num_steps))
             recording = self._recorder.finish()
             with self._timer.phase("decode"), self._forward_context():
                 images = self._family.decode(self._pipeline.vae, recording.final)
-            yield batch.trajectories(recording, images.clone(), self._schedule, self._version)[:count]
+            yield batch.trajectories(recording, images.clone(), schedule, self._version)[:count]
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
         self._require_awake()
@@ -105,7 +106,7 @@ class VllmOmniEngine:
         if self._weights is not None and self._weights.asleep:
             raise EngineError("the rollout engine is asleep: wake it before using it")
 
-    def _engine_requests(self, batch: SampleBatch):
+    def _engine_requests(self, batch: SampleBatch, num_steps: int):
         """One engine request for each sample; the pipeline runs them as one batch.
 
         Embeddings come padded to one width, with masks, so that prompts of different lengths share a batch.
@@ -124,7 +125,7 @@ class VllmOmniEngine:
                     sampling_params=OmniDiffusionSamplingParams(
                         **common,
                         latents=batch.initial[i : i + 1],
-                        num_inference_steps=self._schedule.num_steps,
+                        num_inference_steps=num_steps,
                         output_type="latent",
                     ),
                     request_id=str(i),

@@ -40,7 +40,7 @@ class Bench:
         self.diffusers = self.engine(rollout="diffusers")
         negative = self.diffusers.encode(" ")
         self.requests = [
-            SampleRequest(0, group, str(group), sample, Window(sample % 2, 2), self.diffusers.encode(prompt), negative, 256)
+            SampleRequest(0, 0, group, str(group), sample, Window(sample % 2, 2), self.diffusers.encode(prompt), negative, 256)
             for group, prompt in enumerate(PROMPTS)
             for sample in range(2)
         ]

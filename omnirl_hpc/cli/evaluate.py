@@ -1,0 +1,126 @@
+"""`omnirl-hpc evaluate RUN OUT`: one rank of an evaluation of a run's adapter, or of any other."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Sequence
+
+from omnirl_hpc.adapters import adapter_file, find_run_adapter, read_adapter_config, step_or_best
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.load import load_config, load_run_config
+from omnirl_hpc.config.rules import check
+from omnirl_hpc.config.schema import Config, LoraConfig
+from omnirl_hpc.data.prompts import PromptTable
+from omnirl_hpc.determinism import enable_strict
+from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.launch.identity import Identity, find_identity
+from omnirl_hpc.launch.runtime import prepare_process
+from omnirl_hpc.launch.speaking import rank_0_speaks_first
+from omnirl_hpc.layout import make_layout
+from omnirl_hpc.rewards.targets import check_prompts
+from omnirl_hpc.rollout.vllm_omni import versions
+from omnirl_hpc.run_directory import RunDirectory
+
+
+def run(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "omnirl-hpc evaluate",
+        description="Images of fixed prompts by the base model and with an adapter, side by side and scored: a table, a picture "
+        "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be used while the run "
+        "goes on.",
+    )
+    parser.add_argument("source", type=Path, metavar="RUN", help="a run's folder, or an adapter's (then give recipe=… too)")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder; what is there already is not made again")
+    parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, such as evaluation.num_prompts=64")
+    options = parser.parse_intermixed_args(arguments)
+    identity = find_identity()
+    with rank_0_speaks_first(identity):
+        if adapter_file(options.source) is not None:
+            if options.step is not None:
+                raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")
+            config, step, adapters = load_config(["run_dir=.", *options.overrides]).config, 0, {"adapter": options.source}
+        else:
+            config, step, adapters = of_run(options.source, options.step, options.overrides)
+        prepare(config, adapters["adapter"], identity)
+        if options.out.exists() and any(options.out.iterdir()) and not (options.out / "base").is_dir():
+            raise ConfigError(f"{options.out} exists and holds something else than evaluations")
+    evaluate(config, step, adapters, options.out, identity)
+
+
+def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
+    """Settings, step, and the folders of adapter and running mean of a run's checkpoint."""
+    run_directory = RunDirectory(path)
+    run_directory.require_run()
+    config = load_run_config(run_directory.config, overrides).config
+    step, adapter = find_run_adapter(run_directory.checkpoints, step)
+    ema = adapter.with_name("ema")
+    return config, step, ({"ema": ema} if adapter_file(ema) else {}) | {"adapter": adapter}
+
+
+def prepare(config: Config, adapter: Path, identity: Identity) -> None:
+    """Turn the settings of a training run into those of an evaluation, and check them."""
+    lora = read_adapter_config(adapter)
+    if not isinstance(lora["target_modules"], list):
+        raise ConfigError(f"the adapter in {adapter} names its modules by a pattern; a list is needed")
+    config.actor.lora = LoraConfig(lora["r"], lora["lora_alpha"], lora["target_modules"], config.actor.lora.dtype)
+    config.residency = "resident"  # there is no actor
+    config.evaluation.every = 1  # this is one: the rules for it count
+    config.evaluation.prompts = config.data.prompts = config.evaluation.prompts or config.data.prompts
+    check(config, identity.world_size, trains=False)
+    if config.rollout.engine == "vllm_omni":
+        versions.require()
+    check_prompts(config)
+    PromptTable(config.data.prompts).first(config.evaluation.num_prompts)
+
+
+def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity) -> None:
+    """Form the process group, build an engine without an actor, compare the base and the adapters."""
+    if config.determinism == "strict":
+        enable_strict()
+    prepare_process(config.threads_per_rank)
+    from omnirl_hpc.launch.groups import pick_device, process_group
+    from omnirl_hpc.launch.rendezvous import Rendezvous
+
+    device = pick_device(identity)
+    with process_group(Rendezvous(identity, config.timeout_seconds), device):
+        try:
+            compare(config, step, adapters, out, identity, device)
+        except OmniRLError as error:
+            raise type(error)(f"{identity}: {error}") from None
+    if identity.rank == 0:
+        place = out / f"step_{step:06d}"
+        print((place / "comparison.md").read_text(), end="")
+        print(f"side by side: {place / 'comparison.jpg'}", flush=True)
+
+
+def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any) -> None:
+    import torch
+
+    from omnirl_hpc.adapters import load_adapter
+    from omnirl_hpc.evaluation.evaluator import Evaluator, without_effect
+    from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.rewards.mix import RewardMix
+    from omnirl_hpc.rollout import make_engine
+    from omnirl_hpc.rollout.embeddings import EmbeddingCache
+    from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+
+    layout = make_layout(config, identity.rank, identity.world_size)
+    dtype = getattr(torch, config.rollout.dtype)
+    loras = {
+        policy: {name: tensor.to(device, dtype) for name, tensor in load_adapter(folder).items()}
+        for policy, folder in adapters.items()
+    }
+    family = find_class("model", config.model.family)(config.model)
+    rewards = RewardMix(config.reward)
+    try:
+        engine = make_engine(config, family, layout, device, PhaseTimer(device))
+        embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
+        evaluator = Evaluator(config, family, layout, engine, embed, rewards, out)
+        if device.type == "cuda":
+            fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
+        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, lambda: None)
+        engine.close()
+    finally:
+        rewards.close()

@@ -1,0 +1,152 @@
+"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor
+
+from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.prompts import PromptTable
+from omnirl_hpc.data.sampler import Group
+from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
+from omnirl_hpc.hashing import stable_hash, state_checksum
+from omnirl_hpc.layout import Layout
+from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
+from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.roll_out import roll_out
+from omnirl_hpc.rollout.embeddings import EmbeddingCache
+from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
+from omnirl_hpc.rollout.requests import make_requests, text_length
+from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.windows import Window
+from omnirl_hpc.sync import collect_lora, deliver_lora
+
+NO_STEP = -1  # stands for the training step in the identity of a draw
+ODE = Window(0, 0)
+
+Lora = dict[str, Tensor]
+
+
+def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
+    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`. Collective."""
+    adapter, ema = collect_lora(actor, dtype), actor.ema_state()
+    policies = {"base": without_effect(adapter)}
+    if ema is not None:
+        policies["ema"] = {name: tensor.to(dtype, copy=True) for name, tensor in ema.items()}  # see collect_lora
+    return policies | {"adapter": adapter}
+
+
+def without_effect(lora: Lora) -> Lora:
+    """The adapter that leaves the base as it is."""
+    return {name: torch.zeros_like(tensor) for name, tensor in lora.items()}
+
+
+class Evaluator:
+    """Compares policies with the engine, which must have the device and keeps the last one's adapter. All methods are collective.
+
+        folder/base/              images of the base model, and result.json once all are there
+        folder/step_000010/       adapter/ and ema/ with the same; comparison.md, a table, and comparison.jpg, side by side
+
+    What is there already from the same adapter and settings is not made again.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        family: ModelFamily,
+        layout: Layout,
+        engine: RolloutEngine,
+        embed: EmbeddingCache,
+        rewards: RewardMix,
+        folder: Path,
+    ) -> None:
+        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        evaluation = config.evaluation
+        # As if this were a training step of a run with other draws.
+        data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
+        self._config = replace(config, seed=evaluation.seed, data=data)
+        self._family, self._layout, self._engine = family, layout, engine
+        self._embed, self._rewards, self._folder = embed, rewards, folder
+        table = PromptTable(evaluation.prompts or config.data.prompts)
+        self._groups = [Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))]
+        self._settings = {
+            "prompts": f"{stable_hash(*(str(group.prompt) for group in self._groups)):016x}",
+            "samples_per_prompt": evaluation.samples_per_prompt,
+            "num_inference_steps": evaluation.num_inference_steps,
+            "true_cfg_scale": config.sampling.true_cfg_scale,
+            "text_length": text_length(config, family, self._groups),
+            "size": [config.model.height, config.model.width],
+            "seed": evaluation.seed,
+        }
+
+    def requests(self) -> list[SampleRequest]:
+        """What this rank's replica generates for each policy."""
+        requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
+        return [replace(request, window=ODE) for request in requests]
+
+    def compare(self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]) -> dict[str, float]:
+        """The mean reward of each policy, of the run after `step` steps. `check_stop` is called at every micro-batch."""
+        requests, place = self.requests(), f"step_{step:06d}"
+        results = []
+        for policy, lora in policies.items():
+            deliver_lora(self._engine, lora, step)
+            folder = policy if policy == "base" else f"{place}/{policy}"
+            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, lora, requests, check_stop)})
+        if self._layout.rank == 0:
+            write_comparison(self._folder, place, results)
+        return {result["policy"]: result["reward"] for result in results}
+
+    def _evaluate(self, name: str, lora: Lora, requests: list[SampleRequest], check_stop: Callable[[], None]) -> dict[str, Any]:
+        folder, settings = self._folder / name, self._settings | {"adapter": state_checksum(lora)}
+        result = [read_result(folder) if self._layout.rank == 0 else None]
+        dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
+        if result[0] is not None and result[0]["settings"] == settings:
+            return result[0]
+        batch = roll_out(
+            self._engine, self._rewards, self._layout, requests, self._groups, check_stop, settings["num_inference_steps"]
+        )
+        scored = gather_scores(self._rewards.collect(), batch, self._config.reward)
+        self._save_images(folder, batch)
+        dist.barrier()
+        result = {"settings": settings, **self._scores(scored)}
+        if self._layout.rank == 0:
+            write_result(folder, result)
+        return result
+
+    def _save_images(self, folder: Path, batch: Trajectories) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
+            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(folder / _file(group, sample))
+
+    def _scores(self, scored: ScoredStep) -> dict[str, Any]:
+        """The same on every rank: samples are ordered by prompt, and all are there."""
+        valid = scored.rewards[scored.mask]
+        samples = [
+            {
+                "file": _file(group, i % self._config.evaluation.samples_per_prompt),
+                "prompt": self._groups[group].prompt.prompt,
+                "id": self._groups[group].prompt.id,
+                "reward": reward if counts else None,
+            }
+            for i, (group, reward, counts) in enumerate(
+                zip(scored.groups.tolist(), scored.rewards.tolist(), scored.mask.tolist())
+            )
+        ]
+        return {
+            "reward": float(valid.mean()),
+            "standard_error": float(valid.std() / len(valid) ** 0.5) if len(valid) > 1 else 0.0,
+            "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
+            "samples": samples,
+        }
+
+
+def _file(group: int, sample: int) -> str:
+    return f"{group:04d}_{sample:02d}.png"

@@ -1,0 +1,110 @@
+"""The report: everything in one file, nothing from outside, right where files are torn."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.report.page import running_mean, spread, write_report
+from tests.cli.run_states import make_state
+
+
+class Page(HTMLParser):
+    """Tags, text and whatever a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.sources, self.words, self.stack = [], [], [], []
+        self.feed(text)
+        assert self.stack == []  # every element is closed
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+        if tag not in ("meta", "link", "img"):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page_of(run, tmp_path) -> Page:
+    return Page(write_report(run, tmp_path / "page.html").read_text())
+
+
+def test_everything_is_in_the_file(finished_run, tmp_path):
+    page = page_of(finished_run, tmp_path)
+    text = " ".join(page.words)
+    for wanted in ("Reward", "Gradient norm", "Clipped samples, fraction", "Likelihood ratio, mean", "Seconds a step, by phase"):
+        assert wanted in text
+    for wanted in ("3 of 3 steps", "finished", "better than base", "FSDP2", "omnirl-hpc train", "steps: 3", "samples_per_prompt"):
+        assert wanted in text
+    assert page.tags.count("svg") >= 12 and page.tags.count("img") == 3 * 6 + 1  # six images a step, one comparison
+    for source in page.sources:
+        kind, _, data = source.partition(",")
+        if kind == "data:":
+            continue  # no icon
+        assert kind == "data:image/jpeg;base64"
+        Image.open(io.BytesIO(base64.b64decode(data))).load()
+    style = re.search("<style>(.*)</style>", (tmp_path / "page.html").read_text(), re.S).group(1)
+    assert "url(" not in style and "@import" not in style and "@media print" in style
+    assert "script" not in page.tags
+
+
+def test_scores_and_prompts_stand_below_the_images(finished_run, tmp_path):
+    samples = [json.loads(line) for line in (finished_run / "samples/index.jsonl").read_text().splitlines()]
+    words = page_of(finished_run, tmp_path).words
+    assert f"{samples[0]['reward']:.4g}" in words and samples[0]["prompt"] in words
+
+
+def test_a_prompt_cannot_break_the_page(finished_run, tmp_path):
+    run = make_state("finished", finished_run, tmp_path)
+    index = run / "samples/index.jsonl"
+    samples = [json.loads(line) | {"prompt": '<script>"&</p>'} for line in index.read_text().splitlines()]
+    index.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    page = page_of(run, tmp_path)
+    assert "script" not in page.tags and '<script>"&</p>' in page.words
+
+
+@pytest.mark.parametrize(
+    ("state", "images", "said"),
+    [
+        ("finished", 19, "finished"),
+        ("running", 19, "running: slurm job 7"),
+        ("started", 0, "it has not finished a step"),
+        ("torn", 13, "stopped or killed"),
+    ],
+)
+def test_states_of_a_run(finished_run, tmp_path, state, images, said):
+    """Torn: the images of the first step are half there, as are the last line of metrics and the last sample."""
+    page = page_of(make_state(state, finished_run, tmp_path), tmp_path)
+    assert page.tags.count("img") == images
+    assert said in " ".join(page.words)
+
+
+@pytest.mark.parametrize(("state", "said"), [("missing", "does not exist"), ("empty", "it has no config.yaml")])
+def test_what_is_no_run(finished_run, tmp_path, state, said):
+    with pytest.raises(ConfigError, match=said):
+        write_report(make_state(state, finished_run, tmp_path))
+
+
+def test_the_first_and_the_last_are_always_shown():
+    assert spread([3], 8) == [3] and spread(list(range(8)), 8) == list(range(8))
+    assert spread(list(range(100)), 4) == [0, 33, 66, 99]
+
+
+def test_running_mean_leaves_out_what_is_missing():
+    assert running_mean([1.0, None, 4.0, 5.0], width=2) == [1.0, 1.0, 4.0, 4.5]
