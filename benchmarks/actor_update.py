@@ -41,6 +41,9 @@ def main() -> None:
     device = torch.device("cuda", 0)
     with process_group(find_identity(), device, timeout_seconds=600):
         for variant in options.variants:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
             try:
                 low = measure(work, shallow, options, variant.split(), device)[2]
                 forward, both, high = measure(work, deep, options, variant.split(), device)
@@ -98,10 +101,6 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
             both()
             torch.cuda.synchronize()
         print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100), flush=True)
-    del actor, point
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
     return *times, peak
 
 

@@ -11,7 +11,6 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
-from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -72,7 +71,6 @@ def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     if config.rollout.engine == "vllm_omni":
         versions.require()
     check_prompts(config)
-    PromptTable(config.data.prompts).first(config.evaluation.num_prompts)
 
 
 def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity) -> None:

@@ -72,13 +72,6 @@ def run(overrides: Sequence[str]) -> None:
         lock.release()
 
 
-def check_prompts(config: Config) -> None:
-    """Read what is cheap to read of the prompt tables: one that cannot be used is found now."""
-    PromptTable(config.data.prompts)
-    if config.evaluation.every:
-        PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
-
-
 def usage() -> str:
     folder = config_dir()
     groups = {

@@ -13,11 +13,13 @@ SHOWN_ROWS = 10
 def check_prompts(config: Config) -> None:
     """Raise DataError for a table that cannot be opened, or that lacks targets where a reward needs them, naming the rows.
 
-    The tables are those of training and of evaluation.
+    The tables are those of training and of evaluation; the one of evaluation must also have as many prompts as are asked.
     """
     needing = [part.name for part in config.reward.parts.values() if find_class("reward", part.name).needs_target]
     for path in dict.fromkeys((config.data.prompts, config.evaluation.prompts or config.data.prompts)):
         _check_table(PromptTable(path), needing)
+    if config.evaluation.every:
+        PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
 def _check_table(table: PromptTable, needing: list[str]) -> None:
