@@ -14,13 +14,15 @@ from omnirl_hpc.rewards.reward import RewardBatch
 from tests.rewards.scripted import FixedConfig
 
 
+PARTS = {
+    "scripted": RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0),
+    "fixed": FixedConfig("tests.rewards.scripted:Fixed", timeout_seconds=60.0, value=0.25),
+}
+
+
 @pytest.fixture
 def mix():
-    parts = {
-        "scripted": RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0),
-        "fixed": FixedConfig("tests.rewards.scripted:Fixed", timeout_seconds=60.0, value=0.25),
-    }
-    mix = RewardMix(RewardConfig(parts))
+    mix = RewardMix(RewardConfig(PARTS))
     yield mix
     mix.close()
 
@@ -43,11 +45,13 @@ def test_a_part_that_fails_leaves_the_others(mix):
     assert scores["fixed"].values == [0.25] * 2 and scores["fixed"].errors == []
 
 
-def test_close_ends_all_workers(mix):
+def test_close_ends_all_workers():
+    others = set(multiprocessing.active_children())  # of tests before this one
+    mix = RewardMix(RewardConfig(PARTS))
     mix.submit(batch("1 2"))
     mix.collect()
-    workers = multiprocessing.active_children()
-    assert len(workers) >= 2
+    workers = set(multiprocessing.active_children()) - others
+    assert len(workers) == 2
     mix.close()
     for worker in workers:
         worker.join(timeout=30)
