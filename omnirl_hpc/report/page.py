@@ -129,7 +129,13 @@ def charts(records: RunRecords) -> list[str]:
         ),
         line_chart("Images a second", steps, lines("images_per_second")),
         line_chart(
-            "Peak memory, GiB", steps, {"GPU": records.column("memory/device_peak"), "host": records.column("memory/host_peak")}
+            "Peak memory, GiB",
+            steps,
+            {
+                "GPU, rollout": records.column("memory/rollout_peak"),
+                "GPU, actor": records.column("memory/actor_peak"),
+                "host": records.column("memory/host_peak"),
+            },
         ),
     ]
 
