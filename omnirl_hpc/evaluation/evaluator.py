@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, RewardPartConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
@@ -78,7 +78,11 @@ class Evaluator:
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))]
         self._settings = {
+            "model": config.model.path,
+            "engine": [config.rollout.engine, config.rollout.dtype],
+            "reward": {name: _definition(part) for name, part in config.reward.parts.items()},
             "prompts": f"{stable_hash(*(str(group.prompt) for group in self._groups)):016x}",
+            "negative_prompt": config.data.negative_prompt,
             "samples_per_prompt": evaluation.samples_per_prompt,
             "num_inference_steps": evaluation.num_inference_steps,
             "true_cfg_scale": config.sampling.true_cfg_scale,
@@ -146,6 +150,12 @@ class Evaluator:
             "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
             "samples": samples,
         }
+
+
+def _definition(part: RewardPartConfig) -> dict[str, str]:
+    """The settings of a reward that decide scores."""
+    names = {field.name for field in fields(part)} - {"workers", "timeout_seconds"}
+    return {name: str(getattr(part, name)) for name in sorted(names)}
 
 
 def _file(group: int, sample: int) -> str:
