@@ -202,7 +202,7 @@ class Trainer:
         self.residency.to_actor()
         policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
         self.residency.to_engine()
-        scores = self.evaluator.compare(policies, step, self.check_stop)
+        scores = self.evaluator.compare(policies, step)
         for policy, reward in scores.items():
             metrics.set(f"evaluation/{policy}", reward)
         self.state.judge(step, scores.get("ema", scores["adapter"]))
