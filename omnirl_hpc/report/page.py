@@ -47,7 +47,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     records = RunRecords.read(run_dir)
     out = out or records.run.path / "report.html"
     temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text(render(records))
+    temporary.write_text(render(records), encoding="utf-8")  # as the page says, whatever the locale
     os.replace(temporary, out)
     return out
 
