@@ -302,7 +302,7 @@ def test_suggested_micro_batch_is_accepted(valid):
 def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, alpha, fits):
     """Its alpha is a setting of the recipe: another one would scale the adapter in silence."""
     (tmp_path / "adapter_model.safetensors").touch()
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha}))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha, "target_modules": ["to_q"]}))
     config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
     assert breaks(rules.init_adapter_fits, config, 1) != fits
 
