@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PEFT_FILE, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
 DIFFUSERS_FILE, DIFFUSERS_PREFIX = "pytorch_lora_weights.safetensors", "transformer."
 DIFFUSERS_METADATA = "lora_adapter_metadata"  # in the file's header: PEFT's settings as JSON, each under DIFFUSERS_PREFIX
+NEEDED = ("r", "lora_alpha", "target_modules")
+NOT_APPLIED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # they change what an adapter computes
 
 
 def adapter_file(folder: Path) -> Path | None:
@@ -53,18 +55,26 @@ def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = Fals
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """PEFT's settings of an adapter: `r`, `lora_alpha`, `target_modules`, …
 
-    Raises CheckpointError where they are missing or cannot be read.
+    Raises CheckpointError where they are missing or cannot be read, and for an adapter that is more than plain LoRA.
     """
     try:
         if (folder / PEFT_FILE).is_file():
-            return json.loads((folder / "adapter_config.json").read_text())
-        with safe_open(folder / DIFFUSERS_FILE, framework="np") as file:
-            settings = json.loads((file.metadata() or {})[DIFFUSERS_METADATA])
+            settings = json.loads((folder / "adapter_config.json").read_text())
+        else:
+            with safe_open(folder / DIFFUSERS_FILE, framework="np") as file:
+                settings = json.loads((file.metadata() or {})[DIFFUSERS_METADATA])
     except KeyError:
         raise CheckpointError(f"{folder / DIFFUSERS_FILE} does not say its rank and alpha") from None
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"the settings of the adapter in {folder} cannot be read: {error}") from None
-    return {name.removeprefix(DIFFUSERS_PREFIX): value for name, value in settings.items()}
+    settings = {name.removeprefix(DIFFUSERS_PREFIX): value for name, value in settings.items()}
+    if missing := [name for name in NEEDED if name not in settings]:
+        raise CheckpointError(f"the settings of the adapter in {folder} lack {', '.join(missing)}")
+    if others := [name for name in NOT_APPLIED if settings.get(name)]:
+        raise CheckpointError(
+            f"the adapter in {folder} has {', '.join(others)}: only plain LoRA, scaled by alpha / r, can be used"
+        )
+    return settings
 
 
 def load_adapter(folder: Path) -> dict[str, Tensor]:

@@ -96,10 +96,10 @@ class Trainer:
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
-        self.timer.take()
         rank = self.layout.rank
         progress, trackers = ProgressDisplay(self.config.steps, rank), Trackers(self.config, self.run, first, rank)
-        with progress, trackers, self.timer.phase("other"):
+        with self.timer.phase("other"), progress, trackers:
+            self.timer.take()  # what came before belongs to no step
             for step in range(first, self.config.steps):
                 try:
                     metrics = self.train_step(step)
@@ -202,7 +202,7 @@ class Trainer:
         self.residency.to_actor()
         policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
         self.residency.to_engine()
-        scores = self.evaluator.compare(policies, step, self.check_stop)
+        scores = self.evaluator.compare(policies, step)
         for policy, reward in scores.items():
             metrics.set(f"evaluation/{policy}", reward)
         self.state.judge(step, scores.get("ema", scores["adapter"]))

@@ -6,7 +6,7 @@
 #
 #   RUN_DIR   the run, or the folder of an adapter (then recipe=… belongs to the arguments)
 #   OUT       a folder for the table and the images; what is there already is not made again
-#   MODEL     the checkpoint, where it is not the run's model.path, or in a container   PROMPTS   a table, instead of the run's
+#   MODEL     the checkpoint, where it is not the run's model.path, or in a container   PROMPTS   a table, the same
 #
 # Arguments are those of `omnirl-hpc evaluate`; the other knobs: sbatch/common.sh. One task for each GPU.
 #SBATCH --job-name=evaluate

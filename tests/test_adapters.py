@@ -47,6 +47,22 @@ def test_what_is_no_adapter_is_one_sentence(tmp_path):
         read_adapter_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"use_rslora": True}, "has use_rslora: only plain LoRA"), ({"rank_pattern": {"to_q": 8}}, "has rank_pattern")],
+)
+def test_an_adapter_that_is_scaled_in_another_way_is_refused(tmp_path, change, said):
+    save_adapter(tmp_path, LORA, SETTINGS | {"use_dora": False, "alpha_pattern": {}} | change)
+    with pytest.raises(CheckpointError, match=said):
+        read_adapter_config(tmp_path)
+
+
+def test_settings_without_a_scale_are_refused(tmp_path):
+    save_adapter(tmp_path, LORA, {name: value for name, value in SETTINGS.items() if name != "lora_alpha"})
+    with pytest.raises(CheckpointError, match="lack lora_alpha"):
+        read_adapter_config(tmp_path)
+
+
 def write_checkpoint(folder, step: int, ema: bool = False) -> None:
     path = folder / f"step_{step:06d}"
     for name in ("adapter", "ema") if ema else ("adapter",):

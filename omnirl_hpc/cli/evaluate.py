@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -43,8 +44,7 @@ def run(arguments: Sequence[str]) -> None:
         else:
             config, step, adapters = of_run(options.source, options.step, options.overrides)
         prepare(config, adapters["adapter"], identity)
-        if options.out.exists() and any(options.out.iterdir()) and not (options.out / "base").is_dir():
-            raise ConfigError(f"{options.out} exists and holds something else than evaluations")
+        make_folder(options.out)
     evaluate(config, step, adapters, options.out, identity)
 
 
@@ -64,13 +64,27 @@ def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     if not isinstance(lora["target_modules"], list):
         raise ConfigError(f"the adapter in {adapter} names its modules by a pattern; a list is needed")
     config.actor.lora = LoraConfig(lora["r"], lora["lora_alpha"], lora["target_modules"], config.actor.lora.dtype)
-    config.residency = "resident"  # there is no actor
+    # There is no actor.
+    config.residency, config.actor.shard_size, config.actor.compile = "resident", None, False
     config.evaluation.every = 1  # this is one: the rules for it count
     config.evaluation.prompts = config.data.prompts = config.evaluation.prompts or config.data.prompts
     check(config, identity.world_size, trains=False)
     if config.rollout.engine == "vllm_omni":
         versions.require()
     check_prompts(config)
+
+
+def make_folder(out: Path) -> None:
+    """Raises ConfigError for a folder that cannot be written to, or that holds something else than evaluations."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        inside = [path.name for path in out.iterdir()]
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be made: {error.strerror}") from None
+    if inside and "base" not in inside:
+        raise ConfigError(f"{out} exists and holds something else than evaluations")
+    if not os.access(out, os.W_OK):
+        raise ConfigError(f"{out} cannot be written to")
 
 
 def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity) -> None:
@@ -84,6 +98,7 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
     device = pick_device(identity)
     with process_group(Rendezvous(identity, config.timeout_seconds), device):
         try:
+            step, adapters = as_rank_0_found(step, adapters)
             compare(config, step, adapters, out, identity, device)
         except OmniRLError as error:
             raise type(error)(f"{identity}: {error}") from None
@@ -91,6 +106,15 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
         place = out / f"step_{step:06d}"
         print((place / "comparison.md").read_text(), end="")
         print(f"side by side: {place / 'comparison.jpg'}", flush=True)
+
+
+def as_rank_0_found(step: int, adapters: dict[str, Path]) -> tuple[int, dict[str, Path]]:
+    """One checkpoint for all ranks: the run may have written another one while they looked. Collective."""
+    import torch.distributed as dist
+
+    found = [step, adapters]
+    dist.broadcast_object_list(found, src=0)
+    return found[0], found[1]
 
 
 def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any) -> None:
@@ -118,7 +142,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         evaluator = Evaluator(config, family, layout, engine, embed, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
-        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, lambda: None)
+        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step)
         engine.close()
     finally:
         rewards.close()

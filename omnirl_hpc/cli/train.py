@@ -71,7 +71,7 @@ def run(overrides: Sequence[str]) -> None:
     finally:
         lock.release()
     if identity.rank == 0:
-        write_last_words(run_directory)
+        write_last_words(run_directory)  # without the lock: the report would say that the run goes on
 
 
 def usage() -> str:

@@ -437,12 +437,18 @@ RULES = (
     attention_heads_divide,
 )
 
-FILE_RULES = (paths_exist, init_adapter_fits, step_to_resume_is_there, compiler_is_there, trackers_are_installed)
+FILE_RULES = (
+    reward_packages_are_installed,
+    paths_exist,
+    init_adapter_fits,
+    step_to_resume_is_there,
+    compiler_is_there,
+    trackers_are_installed,
+)
 TRAINING_RULES = (
     layout_is_possible,
     updates_divide_the_step,
     init_adapter_fits,
     step_to_resume_is_there,
-    compiler_is_there,
     trackers_are_installed,
 )

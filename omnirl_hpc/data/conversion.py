@@ -80,6 +80,10 @@ def _text(value: Any, what: str) -> str | None:
         return None
     if not isinstance(value, (str, int, float)):
         raise DataError(f"{what} is {type(value).__name__}, not text")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:  # JSON can name half of a character, as where a text was cut
+        raise DataError(f"{what} is not text: it holds half of a character") from None
     return str(value)
 
 

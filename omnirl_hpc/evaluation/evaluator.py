@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, RewardPartConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
@@ -78,7 +78,11 @@ class Evaluator:
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))]
         self._settings = {
+            "model": config.model.path,
+            "engine": [config.rollout.engine, config.rollout.dtype],
+            "reward": {name: _definition(part) for name, part in config.reward.parts.items()},
             "prompts": f"{stable_hash(*(str(group.prompt) for group in self._groups)):016x}",
+            "negative_prompt": config.data.negative_prompt,
             "samples_per_prompt": evaluation.samples_per_prompt,
             "num_inference_steps": evaluation.num_inference_steps,
             "true_cfg_scale": config.sampling.true_cfg_scale,
@@ -92,26 +96,26 @@ class Evaluator:
         requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
         return [replace(request, window=ODE) for request in requests]
 
-    def compare(self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]) -> dict[str, float]:
-        """The mean reward of each policy, of the run after `step` steps. `check_stop` is called at every micro-batch."""
+    def compare(self, policies: dict[str, Lora], step: int) -> dict[str, float]:
+        """The mean reward of each policy, of the run after `step` steps. A stop waits for its end."""
         requests, place = self.requests(), f"step_{step:06d}"
         results = []
         for policy, lora in policies.items():
             deliver_lora(self._engine, lora, step)
             folder = policy if policy == "base" else f"{place}/{policy}"
-            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, lora, requests, check_stop)})
+            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, lora, requests)})
         if self._layout.rank == 0:
             write_comparison(self._folder, place, results)
         return {result["policy"]: result["reward"] for result in results}
 
-    def _evaluate(self, name: str, lora: Lora, requests: list[SampleRequest], check_stop: Callable[[], None]) -> dict[str, Any]:
+    def _evaluate(self, name: str, lora: Lora, requests: list[SampleRequest]) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": state_checksum(lora)}
         result = [read_result(folder) if self._layout.rank == 0 else None]
         dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
         if result[0] is not None and result[0]["settings"] == settings:
             return result[0]
         batch = roll_out(
-            self._engine, self._rewards, self._layout, requests, self._groups, check_stop, settings["num_inference_steps"]
+            self._engine, self._rewards, self._layout, requests, self._groups, _go_on, settings["num_inference_steps"]
         )
         scored = gather_scores(self._rewards.collect(), batch, self._config.reward)
         self._save_images(folder, batch)
@@ -146,6 +150,16 @@ class Evaluator:
             "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
             "samples": samples,
         }
+
+
+def _go_on() -> None:
+    """No stop here: an actor that was offloaded since its step began cannot be rolled back to that any more."""
+
+
+def _definition(part: RewardPartConfig) -> dict[str, str]:
+    """The settings of a reward that decide scores."""
+    names = {field.name for field in fields(part)} - {"workers", "timeout_seconds"}
+    return {name: str(getattr(part, name)) for name in sorted(names)}
 
 
 def _file(group: int, sample: int) -> str:

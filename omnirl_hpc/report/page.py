@@ -47,7 +47,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     records = RunRecords.read(run_dir)
     out = out or records.run.path / "report.html"
     temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text(render(records))
+    temporary.write_text(render(records), encoding="utf-8")  # as the page says, whatever the locale
     os.replace(temporary, out)
     return out
 
@@ -129,7 +129,13 @@ def charts(records: RunRecords) -> list[str]:
         ),
         line_chart("Images a second", steps, lines("images_per_second")),
         line_chart(
-            "Peak memory, GiB", steps, {"GPU": records.column("memory/device_peak"), "host": records.column("memory/host_peak")}
+            "Peak memory, GiB",
+            steps,
+            {
+                "GPU, rollout": records.column("memory/rollout_peak"),
+                "GPU, actor": records.column("memory/actor_peak"),
+                "host": records.column("memory/host_peak"),
+            },
         ),
     ]
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from omnirl_hpc.cli.evaluate import as_rank_0_found, of_run, prepare
 from omnirl_hpc.cli.main import main
+from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.evaluation.evaluator import _definition
+from omnirl_hpc.launch.identity import find_identity
+from omnirl_hpc.layout import make_layout
 from tests.cli.run_states import make_state
+from tests.helpers import run_ranks
 from tests.runs.program import ROOT, lines
 
 
@@ -44,6 +53,42 @@ def test_what_is_there_is_not_made_again(finished_run, evaluated, tmp_path, caps
     assert picture.stat().st_mtime_ns == before
     table = (evaluated / "step_000003/comparison.md").read_text()
     assert capsys.readouterr().out == f"{table}side by side: {evaluated / 'step_000003/comparison.jpg'}\n"
+
+
+def test_another_reward_scores_again(finished_run, evaluated, tmp_path):
+    shutil.copytree(evaluated, tmp_path / "out")
+    weight = "reward.parts.jpeg_compressibility.weight=4"
+    main(["evaluate", str(finished_run), str(tmp_path / "out"), weight, "reward.parts.jpeg_compressibility.workers=2"])
+    for place in ("base", "step_000003/adapter"):
+        assert result(tmp_path / "out" / place)["reward"] == 4 * result(evaluated / place)["reward"]
+
+
+def test_only_what_decides_a_score_defines_a_reward():
+    assert _definition(RewardPartConfig("mine", weight=0.5, workers=4, timeout_seconds=1.0)) == {"name": "mine", "weight": "0.5"}
+
+
+def _choose() -> tuple[int, dict[str, Path]]:
+    step = 10 + dist.get_rank()  # rank 1 looked later
+    return as_rank_0_found(step, {"adapter": Path(f"step_{step:06d}/adapter")})
+
+
+def test_all_ranks_evaluate_the_checkpoint_that_rank_0_found():
+    assert run_ranks(2, _choose) == [(10, {"adapter": Path("step_000010/adapter")})] * 2
+
+
+def test_layout_and_compiler_of_the_actor_do_not_matter(finished_run):
+    config, _, adapters = of_run(finished_run, None, [])
+    config.actor.shard_size, config.actor.compile = 4, True
+    prepare(config, adapters["adapter"], find_identity({}))
+    assert make_layout(config, 0, 1).shard_size == 1 and not config.actor.compile
+
+
+@pytest.mark.parametrize("out", ["file", "/proc/nowhere"])
+def test_a_place_that_cannot_be_a_folder_is_one_sentence(finished_run, tmp_path, capsys, out):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(finished_run), str(tmp_path / out)])
+    assert ended.value.code == 2 and "cannot be made: " in capsys.readouterr().err
 
 
 def test_another_seed_is_another_evaluation(finished_run, evaluated, tmp_path):

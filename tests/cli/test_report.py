@@ -6,6 +6,7 @@ import pytest
 
 from omnirl_hpc.cli.main import main
 from tests.cli.run_states import make_state
+from tests.cli.test_commands import omnirl
 
 
 def test_the_page_is_written_where_it_is_said(finished_run, tmp_path, capsys):
@@ -15,6 +16,13 @@ def test_the_page_is_written_where_it_is_said(finished_run, tmp_path, capsys):
         assert capsys.readouterr().out == f"report: {file}\n"
         assert file.read_text().startswith("<!DOCTYPE html>")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_locale_without_these_letters(finished_run, tmp_path):
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = omnirl("report", finished_run, "--out", tmp_path / "r.html", **locale)
+    assert ended.returncode == 0, ended.stderr
+    assert " · finished · " in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

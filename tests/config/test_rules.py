@@ -9,7 +9,7 @@ import math
 import pytest
 
 from omnirl_hpc.config import rules
-from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.errors import ConfigError
 
@@ -302,7 +302,7 @@ def test_suggested_micro_batch_is_accepted(valid):
 def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, alpha, fits):
     """Its alpha is a setting of the recipe: another one would scale the adapter in silence."""
     (tmp_path / "adapter_model.safetensors").touch()
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha}))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha, "target_modules": ["to_q"]}))
     config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
     assert breaks(rules.init_adapter_fits, config, 1) != fits
 
@@ -319,3 +319,12 @@ def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
     config = changed(valid, {"actor.micro_batch_size": 12, "evaluation.every": 1, "evaluation.num_prompts": 3})
     assert breaks(rules.layout_is_possible, config, 3)
     rules.check(config, 3, trains=False)
+    compiled = changed(config, {"rollout.engine": "vllm_omni", "rollout.compile": True})
+    assert breaks(lambda *args: rules.check(*args, trains=False), compiled, 3)  # the engine compiles then, too
+
+
+def test_a_plan_needs_no_package_of_a_reward(monkeypatch):
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    config = load_config(["recipe=flowgrpo_tiny", "reward=ocr", *NO_PATHS]).config
+    assert breaks(rules.reward_packages_are_installed, config, 1)
+    rules.check(config, 2, files=False)

@@ -109,6 +109,7 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         ("p.jsonl", '["a"]\n', "p.jsonl, line 1 is list, not an object with a field `prompt`"),
         ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "p.jsonl, line 2: the prompt is empty"),
         ("p.jsonl", '{"prompt": {"text": "b"}}\n', "p.jsonl, line 1: prompt is dict, not text"),
+        ("p.jsonl", '{"prompt": "a \\ud83d"}\n', "p.jsonl, line 1: prompt is not text: it holds half of a character"),
         ("p.csv", "caption,id\na,1\n", "p.csv has no column 'prompt'; its columns are: caption, id"),
         ("p.csv", "id,prompt\n1,a\n2\n", "p.csv, line 3: the prompt is empty"),
         ("p.parquet", b"PAR1", "p.parquet cannot be read as .parquet: "),

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.report.page import running_mean, spread, write_report
+from omnirl_hpc.report.page import charts, running_mean, spread, write_report
+from omnirl_hpc.report.records import RunRecords
 from tests.cli.run_states import make_state
 
 
@@ -108,3 +109,14 @@ def test_the_first_and_the_last_are_always_shown():
 
 def test_running_mean_leaves_out_what_is_missing():
     assert running_mean([1.0, None, 4.0, 5.0], width=2) == [1.0, 1.0, 4.0, 4.5]
+
+
+def test_the_report_at_the_end_of_a_run_says_that_it_has_ended(finished_run):
+    assert " 3 of 3 steps · finished · " in (finished_run / "report.html").read_text()
+
+
+def test_every_curve_is_of_a_metric_that_runs_have(finished_run, monkeypatch):
+    records, asked, column = RunRecords.read(finished_run), set(), RunRecords.column
+    monkeypatch.setattr(RunRecords, "column", lambda self, name: asked.add(name) or column(self, name))
+    assert charts(records)
+    assert asked - {"kl_reference"} <= records.metrics[-1].keys()  # that one only with algorithm.kl_coef

@@ -152,11 +152,12 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
 
 
 def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
-    """Stopped in the third step: what follows is as if it had not been, evaluations too."""
+    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too."""
     evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
     arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
     program.finish(tmp_path / "straight", *arguments)
-    program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:2:0",))
+    program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:1:0",))
+    program.finish(tmp_path / "stopped", *arguments, faults=("stop:sync:2:0",))
     program.finish(tmp_path / "stopped", *arguments)
     code, said = compare(tmp_path / "straight", tmp_path / "stopped")
     assert code == 0, said
