@@ -51,7 +51,7 @@ class RunState:
         self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
         self._residency, self._timer = residency, timer
         self._between_steps: dict[str, Any] = {}  # algorithm and cursor as of the last step boundary
-        self._best: dict[str, Any] = {"step": None, "score": -math.inf}
+        self._best: dict[str, Any] = {"step": None, "score": -math.inf, "measure": ""}
         self._saved_step = -1
 
     def restore(self) -> int:
@@ -82,10 +82,14 @@ class RunState:
         if due or step == self._best["step"]:
             self._save_with_actor_on_device(step)
 
-    def judge(self, step: int, score: float) -> None:
-        """Tell the evaluation score of the state that the next `save_if_due` may save; the best so far is saved, and kept."""
-        if self._loaded.config.evaluation.keep_best and score > self._best["score"]:
-            self._best = {"step": step, "score": score}
+    def judge(self, step: int, score: float, measure: str) -> None:
+        """Tell the evaluation score of the state that the next `save_if_due` may save; the best so far is saved, and kept.
+
+        A score by another `measure`, such as other prompts, which may change when a run goes on, says nothing about this one.
+        """
+        better = measure != self._best["measure"] or score > self._best["score"]
+        if self._loaded.config.evaluation.keep_best and better:
+            self._best = {"step": step, "score": score, "measure": measure}
 
     def give_up(self, step: int) -> None:
         """Undo the partial step `step` and save the state at its start."""

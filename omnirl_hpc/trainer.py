@@ -205,7 +205,7 @@ class Trainer:
         scores = self.evaluator.compare(policies, step)
         for policy, reward in scores.items():
             metrics.set(f"evaluation/{policy}", reward)
-        self.state.judge(step, scores.get("ema", scores["adapter"]))
+        self.state.judge(step, scores.get("ema", scores["adapter"]), self.evaluator.measure)
 
     def save_samples(self, step: int, batch: Trajectories, scored: ScoredStep, groups: list[Group]) -> None:
         every, count = self.config.logging.samples_every, self.config.logging.samples_count

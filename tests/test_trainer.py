@@ -327,6 +327,39 @@ def test_evaluations_change_nothing_and_keep_the_best(configured, run):
     assert (Path(loaded.config.run_dir) / "checkpoints/best").read_text() == f"step_00000{best}"
 
 
+def test_an_image_without_a_score_ends_no_run(configured, failing):
+    """Training allows none; an evaluation leaves it out of its means. The first two samples of a step are scored."""
+    loaded = configured("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1")
+
+    class InEvaluations(PartlyFailing):
+        fails = {1}
+
+        def collect(self):
+            if len(self._scores) > 2:  # a step's
+                self.fails = set()
+            scored = super().collect()
+            self.fails = {1}
+            return scored
+
+    with pytest.MonkeyPatch.context() as patch, one_rank_group():
+        patch.setattr(trainer_module, "RewardMix", InEvaluations)
+        train(loaded)
+    result = json.loads((Path(loaded.config.run_dir) / "evaluation/base/result.json").read_text())
+    rewards = [sample["reward"] for sample in result["samples"]]
+    assert rewards[1] is None and result["reward"] == rewards[0] == result["parts"]["jpeg_compressibility"]
+
+
+def test_the_best_by_another_measure_says_nothing(configured, run):
+    """The second leg evaluates with another seed, which scores lower: the best is of that measure all the same."""
+    first = configured(*EVALUATION, "steps=1")
+    with one_rank_group():
+        train(first)
+        second = configured(*EVALUATION, "evaluation.seed=6", f"run_dir={first.config.run_dir}")
+        train(second)
+    state = json.loads((Path(first.config.run_dir) / "checkpoints/step_000002/state.json").read_text())
+    assert state["best"]["step"] == 2
+
+
 def test_a_prompt_that_is_too_long_for_an_evaluation_is_found_at_the_start(configured, tmp_path):
     pq.write_table(pa.table({"prompt": ["a cat", "b" * 2000]}), tmp_path / "long.parquet")
     with one_rank_group(), pytest.raises(DataError, match="row 1: a prompt of .* tokens is longer than"):

@@ -10,6 +10,7 @@ from typing import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -83,6 +84,7 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
         for choice in names:
             _store(group, choice, f"{choice}_schema", part=choice)
     try:
+        _refuse_equal_parts(overrides)
         composed = _compose(name, list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
@@ -113,6 +115,17 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
             raise
     _store(group, choice, choice, part=choice.rpartition(":")[2])
     return _compose(name, overrides)
+
+
+def _refuse_equal_parts(overrides: Sequence[str]) -> None:
+    """Parts of a reward are told apart by their class's name: of two with the same name the second would replace the first."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if override.key_or_group == "reward" and isinstance(override.value(), list):
+            parts = [str(choice).rpartition(":")[2] for choice in override.value()]
+            if twice := sorted({part for part in parts if parts.count(part) > 1}):
+                raise ConfigError(
+                    f"reward={override.value()} has several parts named {', '.join(twice)}: one of each name can be used"
+                )
 
 
 def _store(group: str, name: str, choice: str, part: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ class Evaluator:
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
         self._config = replace(config, seed=evaluation.seed, data=data)
+        # An image without a score is left out of the means, and no reason to end a run; only a reward that scores nothing at all is.
+        count = evaluation.num_prompts * evaluation.samples_per_prompt
+        self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._engine = family, layout, engine
         self._embed, self._rewards, self._folder = embed, rewards, folder
         table = PromptTable(evaluation.prompts or config.data.prompts)
@@ -90,6 +94,12 @@ class Evaluator:
             "size": [config.model.height, config.model.width],
             "seed": evaluation.seed,
         }
+
+    @property
+    def measure(self) -> str:
+        """Tells scores that can be compared with each other from others. The model is the run's, wherever it lies."""
+        settings = {name: value for name, value in self._settings.items() if name != "model"}
+        return f"{stable_hash(json.dumps(settings, sort_keys=True)):016x}"
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
@@ -117,7 +127,7 @@ class Evaluator:
         batch = roll_out(
             self._engine, self._rewards, self._layout, requests, self._groups, _go_on, settings["num_inference_steps"]
         )
-        scored = gather_scores(self._rewards.collect(), batch, self._config.reward)
+        scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
         self._save_images(folder, batch)
         dist.barrier()
         result = {"settings": settings, **self._scores(scored)}

@@ -95,6 +95,11 @@ def said(*overrides: str) -> str:
         ),
         ("reward=mine:Odd", "reward=mine:Odd: its Settings cannot be used: Unexpected type annotation: complex"),
         ("reward=[ocr,nowhere:Mine]", "reward=nowhere:Mine: there is no module nowhere"),
+        (
+            "reward=[mine:Mine,ocr,other:Mine]",
+            "reward=['mine:Mine', 'ocr', 'other:Mine'] has several parts named Mine: one of each",
+        ),
+        ("reward=[ocr,ocr]", "reward=['ocr', 'ocr'] has several parts named ocr: one of each name"),
     ],
 )
 def test_what_cannot_be_used(module, override, message):
