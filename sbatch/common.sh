@@ -66,6 +66,7 @@ fi
 
 # Compute nodes have no internet: a library that asks a hub must fail at once and say so.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+export PYTHONUTF8=1 # prompts are not ASCII, and a batch job's locale often is C
 
 # What libraries compile goes to the node's own disk: thousands of small files, from every rank at once. By user and not by job,
 # so that a requeued job finds it again.

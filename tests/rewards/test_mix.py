@@ -13,7 +13,6 @@ from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.rewards.reward import RewardBatch
 from tests.rewards.scripted import FixedConfig
 
-
 PARTS = {
     "scripted": RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0),
     "fixed": FixedConfig("tests.rewards.scripted:Fixed", timeout_seconds=60.0, value=0.25),

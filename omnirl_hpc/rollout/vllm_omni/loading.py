@@ -30,7 +30,9 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
     """
     rollout = config.rollout
     if device.type == "cpu" and (rollout.compile or rollout.attention != "sdpa"):
-        raise ConfigError("rollout.compile=true and rollout.attention other than sdpa need a GPU")
+        raise ConfigError(
+            "rollout.compile=true and rollout.attention other than sdpa need a GPU: set rollout.compile=false rollout.attention=sdpa"
+        )
     od_config = OmniDiffusionConfig(
         model=config.model.path,
         model_class_name=json.loads((Path(config.model.path) / "model_index.json").read_text())["_class_name"],
