@@ -3,14 +3,14 @@
     checkpoints/step_000010/    state after 10 steps
         adapter/                the policy's LoRA in PEFT's format, fp32 master weights
         ema/                    the same of its running mean, where one is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks
+        optimizer/              torch DCP, sharded; loads on any number of ranks. With actor.train=full the weights too, and no adapter/
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
     checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams have no state:
-every draw is a function of its identity (sampling/noise.py). The frozen base is not saved.
+every draw is a function of its identity (sampling/noise.py). A frozen base is not saved.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from omnirl_hpc.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
+SHARDED = "optimizer"
 PROBE_BYTES = 1 << 20
 
 
@@ -47,8 +48,8 @@ class CheckpointContent:
     """What goes into a checkpoint."""
 
     step: int  # finished steps
-    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, and `ema` where a running mean is kept
-    optimizer: dict[str, Tensor]  # sharded tensors
+    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, `ema`; empty where all weights are trained
+    sharded: dict[str, Tensor]  # of the optimizer, and all weights where these are trained
     state: dict[str, Any]  # JSON
     peft_config: dict[str, Any]
     best: int | None = None  # the step whose checkpoint stays whatever its age
@@ -110,22 +111,22 @@ class Checkpointer:
     def _prepare(self, step: int) -> None:
         if self._rank == 0:
             shutil.rmtree(self._temporary(step), ignore_errors=True)
-            (self._temporary(step) / "adapter").mkdir(parents=True)
+            self._temporary(step).mkdir(parents=True)
 
     def _write(self, content: CheckpointContent) -> None:
-        dcp.save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group)
+        dcp.save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group)
         self._write_rest(content.step, content.adapters, content.state, content.peft_config)
 
     def _start_writing(self, content: CheckpointContent) -> list[Future]:
         """The same in the background, from copies that training cannot change any more."""
         adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
         return [
-            dcp.async_save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group),
+            dcp.async_save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group),
             self._background.submit(self._write_rest, content.step, adapters, content.state, content.peft_config),
         ]
 
     def _writer(self, step: int) -> dcp.FileSystemWriter:
-        return dcp.FileSystemWriter(self._temporary(step) / "optimizer", sync_files=True)
+        return dcp.FileSystemWriter(self._temporary(step) / SHARDED, sync_files=True)
 
     def _write_rest(
         self, step: int, adapters: dict[str, dict[str, Tensor]], state: dict[str, Any], peft_config: dict[str, Any]
@@ -213,9 +214,9 @@ class Checkpointer:
             return find_checkpoint(self._folder, self._config.resume_step, setting="checkpoint.resume_step=")
         return find_checkpoint(self._folder)
 
-    def load(self, path: Path, optimizer: dict[str, Tensor]) -> None:
-        """Fill `optimizer` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
-        dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
+    def load(self, path: Path, sharded: dict[str, Tensor]) -> None:
+        """Fill `sharded` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
+        dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
         dist.barrier(self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]

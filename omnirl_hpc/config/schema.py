@@ -102,8 +102,11 @@ class OptimizerConfig:
 
 @dataclass
 class ActorConfig:
-    """The policy that is trained: FSDP2 over a transformer with LoRA."""
+    """The policy that is trained: FSDP2 over a transformer."""
 
+    # lora: an adapter | full: every weight of the transformer, from fp32 master weights. Then actor.lora and rollout.lora mean
+    # nothing, and weights and Adam's moments (12 bytes a parameter, sharded) are also held in host memory, for a stop in mid-step.
+    train: str = "lora"
     dtype: str = "bfloat16"
     lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -97,7 +97,7 @@ def gradients(actor: FSDPActor, config: Config, points: list[TrainingPoint]) -> 
     """Full gradients of one update, which is not applied. The old policy is the current one: ratios are 1."""
     algorithm, metrics = FlowGRPO(config), Accumulator(CPU)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
-    made = {name: gradient.clone() for name, gradient in actor.lora_gradients().items()}
+    made = {name: gradient.clone() for name, gradient in actor.gradients()}
     for parameter in actor._parameters.values():
         parameter.grad = None
     return made

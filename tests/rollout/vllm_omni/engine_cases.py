@@ -119,7 +119,7 @@ def _with_lora(bench: Bench, engine: RolloutEngine) -> dict[str, Any]:
     first, second = bench.adapter(1), bench.adapter(2)
     receipt = deliver_lora(engine, first, 1)
     one = bench.generate(engine)
-    found: dict[str, Any] = {"modules": len(receipt.modules), "distance": distance(one, bench.reference(1))}
+    found: dict[str, Any] = {"modules": len(receipt.bound), "distance": distance(one, bench.reference(1))}
     deliver_lora(engine, second, 2)
     two = bench.generate(engine)
     found |= {"moved": distance(two, one), "second distance": distance(two, bench.reference(2))}

@@ -41,7 +41,7 @@ def whole(tiny_model: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPat
 def test_engine_and_actor_agree_before_every_first_update(whole: Path):
     steps = metrics(whole)
     assert len(steps) == STEPS
-    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound_modules"] == 24 for step in steps)
+    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound"] == 24 for step in steps)
 
 
 def test_a_replica_of_two_ranks_trains(tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
