@@ -3,7 +3,7 @@
     checkpoints/step_000010/    state after 10 steps
         adapter/                the policy's LoRA in PEFT's format, fp32 master weights
         ema/                    the same of its running mean, where one is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks. With actor.train=full the weights too, and no adapter/
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import shutil
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from omnirl_hpc.adapters import save_adapter
@@ -231,6 +232,13 @@ class Checkpointer:
     def _put_aside(self, path: Path) -> None:
         numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
         path.rename(next(name for name in numbered if not name.exists()))
+
+
+def load_weights(path: Path, transformer: nn.Module) -> None:
+    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        dcp.load({name: p.detach() for name, p in transformer.named_parameters()}, checkpoint_id=path / SHARDED, no_dist=True)
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -186,9 +186,9 @@ class Trainer:
         return points
 
     def sync(self, version: int) -> None:
-        """The actor's adapter, or all its weights, to the engine, which takes the device. The version is the number of finished steps.
+        """What is trained to the engine, which takes the device. The version is the number of finished steps.
 
-        All weights go while the engine is still asleep, into its copies in host memory: the device need not hold both.
+        All weights go while the engine still sleeps, into its copies in host memory: the device need not hold both.
         """
         full, dtype = self.config.actor.train == "full", getattr(torch, self.config.rollout.dtype)
         with self.timer.phase("sync"):

@@ -59,7 +59,7 @@ class RolloutEngine(Protocol):
         """
 
     def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the engine computes with, whole and one at a time: those of `names` that it has, and all others it has."""
+        """The weights that the engine computes with, whole, one at a time: those of `names` that it has, and its others."""
 
     def close(self) -> None:
         """Let go of the model. The default process group is the host's and stays."""

@@ -1,7 +1,8 @@
 """The engine's weights leave the device and come back.
 
 Rollout does not change them, so their bytes are copied to the host once; every later sleep only frees the device, and merged
-adapters are never copied out. Where all weights are trained, new ones are written into the host copies. The host copy is also where merged LoRA takes the clean weights from.
+adapters are never copied out. The host copy is also where merged LoRA takes the clean weights from, and where new weights are
+written when all of them are trained.
 
 vLLM's own sleep (CuMem) is not used: it drops the host copy at every wake and copies everything again, allows one engine in a
 process, and misses what a loader puts on the GPU outside its pool. Here storages are emptied and refilled in place, which is the

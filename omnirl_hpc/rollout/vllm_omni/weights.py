@@ -12,7 +12,7 @@ from omnirl_hpc.rollout.vllm_omni.names import find_places, fused_parts
 
 
 def read_weights(transformer: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """Those of `names` that the engine has, taken out of fused layers and gathered over the replica; then what else it has, as it is.
+    """Those of `names` that the engine has, taken out of fused layers and gathered over the replica; then its others, as they are.
 
     Collective over the replica.
     """
