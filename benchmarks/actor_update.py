@@ -41,6 +41,9 @@ def main() -> None:
     device = torch.device("cuda", 0)
     with process_group(find_identity(), device, timeout_seconds=600):
         for variant in options.variants:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
             try:
                 low = measure(work, shallow, options, variant.split(), device)[2]
                 forward, both, high = measure(work, deep, options, variant.split(), device)
@@ -71,13 +74,13 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     """Milliseconds of forward, and of forward + backward, for each image and guidance branch; peak GiB of the latter."""
     from omnirl_hpc.actor.fsdp import FSDPActor
     from omnirl_hpc.algorithms.algorithm import CURRENT
+    from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
-    from omnirl_hpc.models import FAMILIES
 
     paths = [f"model.path={work}/{layers}", f"data.prompts={work}/{layers}/prompts.parquet", f"run_dir={work}/run"]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
-    family = FAMILIES[config.model.family](config.model)
+    family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
     point = make_point(family, config, options.text_tokens, device)
     images = 2 * config.actor.micro_batch_size
@@ -98,10 +101,6 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
             both()
             torch.cuda.synchronize()
         print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100), flush=True)
-    del actor, point
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
     return *times, peak
 
 

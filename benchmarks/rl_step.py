@@ -16,7 +16,13 @@ import os
 import tempfile
 from pathlib import Path
 
-RECIPE = ("recipe=flowgrpo_qwen_image", "rollout=vllm_omni", "steps=3", "data.prompts_per_step=4", "checkpoint.every=1000")
+RECIPE = (
+    "recipe=flowgrpo_qwen_image",
+    "reward=jpeg_compressibility",
+    "steps=3",
+    "data.prompts_per_step=4",
+    "checkpoint.every=1000",
+)
 COLUMNS = {
     "images_per_second": "images/s",
     "time/step": "step s",

@@ -8,15 +8,15 @@ import torch
 
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.rewards.reward import RewardBatch
-from omnirl_hpc.rewards.runner import RewardRunner
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
 from omnirl_hpc.sampling.trajectories import Trajectories
 
 
 def roll_out(
     engine: RolloutEngine,
-    rewards: RewardRunner,
+    rewards: RewardMix,
     layout: Layout,
     requests: Sequence[SampleRequest],
     groups: Sequence[Group],

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
-from omnirl_hpc.algorithms import ALGORITHMS
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.checkpoint import Checkpointer
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
@@ -26,11 +26,9 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.metrics.trackers import Trackers
-from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.residency import Residency
-from omnirl_hpc.rewards import REWARDS
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.runner import RewardRunner
+from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
@@ -68,12 +66,12 @@ class Trainer:
     ) -> None:
         config = self.config = loaded.config
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
-        self.family = FAMILIES[config.model.family](config.model)
+        self.family = find_class("model", config.model.family)(config.model)
         self.sampler = GroupSampler(
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
         )
-        self.algorithm = ALGORITHMS[config.algorithm.name](config)
-        self.rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
+        self.algorithm = find_class("algorithm", config.algorithm.name)(config)
+        self.rewards = RewardMix(config.reward)
         self.actor = FSDPActor(config, self.family, layout, device)
         if config.residency == "swap":
             self.actor.offload()  # engine and actor may not fit together, not even while they are built
@@ -238,6 +236,7 @@ class Trainer:
             "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
             "reward/zero_std_groups": zero_std_groups(scored.rewards, scored.groups, scored.mask),
             "reward/failed": int((~scored.mask).sum()),
+            **{f"reward/{name}/mean": float(scores.nanmean()) for name, scores in scored.parts.items()},
             **metrics.reduce(),
             "sync/bound": len(self.receipt.bound),
             "sync/version": self.receipt.version,

@@ -25,6 +25,9 @@ fail() {
 warned=0
 trap 'warned=1' USR1
 
+# For Slurm's commands: the number of an array's task can be the array's own, which means all of its tasks.
+job=$SLURM_JOB_ID
+[[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 restart=${SLURM_RESTART_COUNT:-0}
 tasks=${SLURM_NTASKS:-1}
 nodes=$SLURM_JOB_NUM_NODES
@@ -39,9 +42,13 @@ if [[ -z ${PYTHON:-} ]]; then
   [[ ! -x ${OMNIRL_ROOT:-.}/.venv/bin/python ]] || PYTHON=${OMNIRL_ROOT:-.}/.venv/bin/python
 fi
 
-# Rendezvous: the job's first node, and a port that other jobs on the node, and this job before a requeue, do not use.
+# Rendezvous: the job's first node, and a port that other jobs on the node, and this job before a requeue, do not use. Where something
+# else listens there, the next one.
 MASTER_ADDR=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}
-MASTER_PORT=${MASTER_PORT:-$((20000 + (SLURM_JOB_ID * 16 + restart) % 10000))}
+if [[ -z ${MASTER_PORT:-} ]]; then
+  MASTER_PORT=$((20000 + (SLURM_JOB_ID * 16 + restart) % 10000))
+  while timeout 5 bash -c ": </dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null; do MASTER_PORT=$((MASTER_PORT + 1)); done
+fi
 export MASTER_ADDR MASTER_PORT
 
 # Since 22.05 srun does not take --cpus-per-task over from sbatch: without this each rank would get one core.
@@ -52,9 +59,7 @@ export TTY_COMPATIBLE=0 # mpirun gives rank 0 a terminal; this is a log, and wan
 
 # When the job's time is up, for `stop_before`: newer Slurm says it, and a container has no scontrol to ask.
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
-  # The number of an array's task can be the array's own, for which squeue lists all tasks.
-  job_end=$(squeue --noheader --states=RUNNING --jobs="$SLURM_JOB_ID" --format='%A %e' 2>/dev/null \
-    | awk -v job="$SLURM_JOB_ID" '$1 == job && !found { print $2; found = 1 }' || true)
+  job_end=$(squeue --noheader --jobs="$job" --format=%e 2>/dev/null || true)
   [[ $job_end != 20* ]] || SLURM_JOB_END_TIME=$(date --date="$job_end" +%s)
   [[ -z ${SLURM_JOB_END_TIME:-} ]] || export SLURM_JOB_END_TIME
 fi
@@ -150,9 +155,11 @@ train() {
   enter_container
   choose_launcher train "recipe=$RECIPE" "run_dir=$RUN_DIR" "model.path=$MODEL" "data.prompts=$PROMPTS" "$@"
 
-  local stop_file=$RUN_DIR/STOP.$SLURM_JOB_ID.$restart requeue_marker=$RUN_DIR/REQUEUE.$SLURM_JOB_ID.$restart
+  # The ranks look for the first file, and leave one of the others when they have saved.
+  local start=$SLURM_JOB_ID.$restart
+  local stop_file=$RUN_DIR/STOP.$start requeue_marker=$RUN_DIR/REQUEUE.$start term_marker=$RUN_DIR/TERM.$start
   local signalled=0 code=0
-  rm -f "$stop_file" "$requeue_marker" # of a job that had this number before
+  rm -f "$RUN_DIR"/{STOP,REQUEUE,TERM}."$SLURM_JOB_ID".* # of a start that was killed, or a job that had this number before
   # The warning before the time limit or a preemption. A file reaches the ranks through any launcher and container.
   trap 'signalled=1; echo "$(date +%T) USR1: the system wants the nodes back; the run saves and ends"; touch "$stop_file"' USR1
   ((!warned)) || touch "$stop_file"
@@ -167,14 +174,25 @@ train() {
     wait "$process" || code=$?
     ((signalled)) || break
   done
-  rm -f "$stop_file"
 
+  local again=0
   if [[ -e $requeue_marker ]]; then
-    rm -f "$requeue_marker"
-    requeue
+    again=1
+  elif [[ -e $term_marker ]] || ((code)); then # a preemption, if Slurm says so; its TERM kills a rank that is just starting
+    ! preempted || again=1
   fi
+  rm -f "$stop_file" "$requeue_marker" "$term_marker"
+  ((!again)) || requeue
   echo "$(date +%T) the run ended with exit code $code"
   exit "$code"
+}
+
+# Whether Slurm wants the nodes of this running job for another one. Where that does not begin with USR1 to this shell, it begins with
+# TERM to the ranks, as a user's `scancel --signal=TERM` does; this shell gets nothing in either case.
+preempted() {
+  local shown
+  shown=$(scontrol show job --oneliner "$job") || { echo "Slurm does not say whether this is a preemption: no requeue"; return 1; }
+  [[ $shown == *" JobState=RUNNING "* && $shown == *" PreemptTime=2"* ]]
 }
 
 # Does not return: the job ends here, and starts again under the same number.
@@ -184,8 +202,9 @@ requeue() {
     exit 1
   fi
   echo "$(date +%T) requeue"
-  scontrol requeue "$SLURM_JOB_ID" \
+  trap 'exit 0' TERM # by which Slurm ends this shell
+  scontrol requeue "$job" \
     || fail "Slurm did not requeue the job: the run is saved in RUN_DIR=$RUN_DIR, and goes on when it is submitted again with it"
-  sleep 120 # until Slurm ends this shell
+  sleep 120
   fail "Slurm promised to requeue the job and did not"
 }

@@ -21,7 +21,7 @@ from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoint_files import find_fault, read_state
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import peft_config
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
@@ -271,7 +271,7 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny_model, tiny_prompts, tmp_path):
     """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
-    actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+    actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = actor.lora_state(), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
     checkpointer.save(

@@ -1,4 +1,4 @@
-"""The definition files of containers/, as far as they can be judged without Apptainer: sections, arguments, shell, files, versions."""
+"""The definition files of containers/, as far as they can be judged without Apptainer: sections, arguments, shell, files."""
 
 from __future__ import annotations
 

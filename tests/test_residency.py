@@ -9,7 +9,7 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.algorithms.algorithm import CURRENT
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.residency import Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
@@ -89,7 +89,7 @@ def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_p
 
 
 def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
-    engine = DiffusersEngine(config, FAMILIES["qwen_image"](config.model), CPU, PhaseTimer(CPU))
+    engine = DiffusersEngine(config, QwenImage(config.model), CPU, PhaseTimer(CPU))
     before = engine.encode("a cat")
     lora = {name: tensor.detach().clone() for name, tensor in lora_parameters(engine._pipeline.transformer).items()}
     engine.sleep()
@@ -110,7 +110,7 @@ def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
 
 def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):
     with one_rank_group():
-        actor = FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+        actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
         lora = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
         for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
         actor.offload()

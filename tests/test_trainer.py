@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc import trainer as trainer_module
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.errors import DataError, RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
@@ -208,8 +209,9 @@ class PartlyFailing:
     fails: set[int]  # places among this rank's samples
     rank: int | None = None  # of whom they fail; None: everybody
 
-    def __init__(self, config, reward):
-        self._reward, self._scores = reward(), []
+    def __init__(self, config):
+        ((self._name, part),) = config.parts.items()
+        self._reward, self._scores = find_class("reward", part.name)(part), []
 
     def submit(self, batch):
         self._scores += self._reward.score(batch)
@@ -218,7 +220,7 @@ class PartlyFailing:
         here = self.fails if self.rank in (None, dist.get_rank()) else set()
         values = [math.nan if i in here else score for i, score in enumerate(self._scores)]
         self._scores = []
-        return Scores(values, 0.0, ["the scorer is out of paper"] if here else [])
+        return {self._name: Scores(values, 0.0, ["the scorer is out of paper"] if here else [])}
 
     def close(self):
         pass
@@ -227,7 +229,7 @@ class PartlyFailing:
 @pytest.fixture
 def failing(monkeypatch):
     def patch(*fails: int) -> None:
-        monkeypatch.setattr(trainer_module, "RewardRunner", type("Failing", (PartlyFailing,), {"fails": set(fails)}))
+        monkeypatch.setattr(trainer_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)}))
 
     return patch
 
@@ -268,7 +270,7 @@ def test_too_many_failures_stop_the_run(configured, failing):
 
 def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tuple[dict[str, Run], str]:
     runs = {name: train(config) for name, config in configs.items()}
-    trainer_module.RewardRunner = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
+    trainer_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
     try:
         train(too_many)
     except RewardError as error:

@@ -24,15 +24,13 @@ MEAN_GAP = "ratio/first_update_mean_abs_log"
 def recompute_old_log_probs(
     actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator, check_stop: Callable[[], None]
 ) -> None:
-    """Replace the engine's log-probabilities by the actor's, before its first update. `check_stop` is called before each point.
+    """Show the algorithm what the actor predicts before its first update. `check_stop` is called before each point.
 
     Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with its own forward pass.
     """
     for point in points:
         check_stop()
-        velocity = actor.velocity(point, CURRENT)
-        point.extras["old_log_prob"] = algorithm.log_prob(point, velocity)
-        _measure_gap(point, point.extras["old_log_prob"], metrics)
+        _measure_gap(algorithm, point, actor.velocity(point, CURRENT), metrics)
 
 
 def accumulate_gradients(
@@ -54,10 +52,7 @@ def accumulate_gradients(
             with torch.set_grad_enabled(adapter == CURRENT):
                 velocities[adapter] = actor.velocity(point, adapter)
         if first:
-            log_prob = algorithm.log_prob(point, velocities[CURRENT].detach())
-            _measure_gap(point, log_prob, metrics)
-            if algorithm.recomputes_old_log_prob:
-                point.extras["old_log_prob"] = log_prob  # the old policy is still the current one
+            _measure_gap(algorithm, point, velocities[CURRENT].detach(), metrics)
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -69,6 +64,8 @@ def accumulate_gradients(
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
+    if LARGEST_GAP not in metrics:  # the algorithm has no likelihoods
+        return
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
         raise MismatchError(
@@ -91,7 +88,8 @@ def apply_gradients(actor: Actor, metrics: Accumulator) -> None:
     metrics.set("lr", lr)
 
 
-def _measure_gap(point: TrainingPoint, log_prob: Tensor, metrics: Accumulator) -> None:
-    gap = (log_prob - point.extras["rollout_log_prob"]).abs()
-    metrics.add_max(LARGEST_GAP, gap.max())
-    metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))
+def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Tensor, metrics: Accumulator) -> None:
+    gap = algorithm.before_first_update(point, velocity)
+    if gap is not None:
+        metrics.add_max(LARGEST_GAP, gap.max())
+        metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))

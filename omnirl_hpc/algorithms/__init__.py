@@ -3,4 +3,4 @@
 from omnirl_hpc.algorithms.algorithm import Algorithm
 from omnirl_hpc.algorithms.flow_grpo import FlowGRPO
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"flow_grpo": FlowGRPO}
+__all__ = ["Algorithm", "FlowGRPO"]

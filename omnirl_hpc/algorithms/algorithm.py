@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import AlgorithmConfig, Config
 from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
 
 CURRENT = "current"  # the adapter being trained
@@ -43,15 +43,17 @@ class Algorithm(ABC):
     """How samples and rewards become a loss.
 
     A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each micro-batch;
-    `log_prob` of points whose old log-probabilities are measured or recomputed; `loss` for each point; `after_step`.
+    `before_first_update` for each point; `loss` for each point; `after_step`.
     """
 
-    adapters: tuple[str, ...]  # whose velocities `loss` needs, the trained one first
-    recomputes_old_log_prob: bool  # the actor evaluates every point before the first update changes it
+    Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig  # a dataclass: what may be set, and its defaults
+    adapters: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
+    recomputes_old_log_prob: bool = False  # the actor evaluates the points of later updates before the first one changes it
     tolerated_gap: float = math.inf  # between the engine's and the actor's log-probabilities, before they spoil the update
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.settings = config.algorithm
 
     @abstractmethod
     def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
@@ -61,9 +63,13 @@ class Algorithm(ABC):
     def training_points(self, batch: Trajectories, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
         """Where the model is evaluated for a micro-batch."""
 
-    @abstractmethod
-    def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
-        """[B] log-probability of the point's transition under a model that predicts `velocity`."""
+    def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor | None:
+        """Look at a point with the velocity [B, S, C] of the policy that sampled it, without gradients.
+
+        Called for every point of the step where `recomputes_old_log_prob`, otherwise for those of the first update only. Returns [B]
+        |log p of the actor - log p of the engine| of the point's transition; None where an algorithm has no likelihoods.
+        """
+        return None
 
     @abstractmethod
     def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:

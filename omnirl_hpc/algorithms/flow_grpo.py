@@ -21,10 +21,11 @@ class FlowGRPO(Algorithm):
     the exact KL divergence of two Gaussians per latent dimension.
     """
 
+    Settings = FlowGRPOConfig
+    settings: FlowGRPOConfig
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        assert isinstance(config.algorithm, FlowGRPOConfig)
-        self.settings = config.algorithm
         self.adapters = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
         self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
         if not self.recomputes_old_log_prob:
@@ -56,7 +57,14 @@ class FlowGRPO(Algorithm):
             for i in range(steps)
         ]
 
+    def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+        log_prob = self.log_prob(point, velocity)
+        if self.recomputes_old_log_prob:
+            point.extras["old_log_prob"] = log_prob
+        return (log_prob - point.extras["rollout_log_prob"]).abs()
+
     def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+        """[B] log-probability of the point's transition under a model that predicts `velocity`."""
         return self._transition(point, velocity).log_prob
 
     def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from omnirl_hpc.adapters import adapter_file, find_run_adapter, read_adapter_config, step_or_best
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
-from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -71,7 +72,7 @@ def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     check(config, identity.world_size, trains=False)
     if config.rollout.engine == "vllm_omni":
         versions.require()
-    PromptTable(config.data.prompts).first(config.evaluation.num_prompts)
+    check_prompts(config)
 
 
 def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity) -> None:
@@ -100,9 +101,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     from omnirl_hpc.adapters import load_adapter
     from omnirl_hpc.evaluation.evaluator import Evaluator, without_effect
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.models import FAMILIES
-    from omnirl_hpc.rewards import REWARDS
-    from omnirl_hpc.rewards.runner import RewardRunner
+    from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.rollout import make_engine
     from omnirl_hpc.rollout.embeddings import EmbeddingCache
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
@@ -113,8 +112,8 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         policy: {name: tensor.to(device, dtype) for name, tensor in load_adapter(folder).items()}
         for policy, folder in adapters.items()
     }
-    family = FAMILIES[config.model.family](config.model)
-    rewards = RewardRunner(config.reward, REWARDS[config.reward.name])
+    family = find_class("model", config.model.family)(config.model)
+    rewards = RewardMix(config.reward)
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))
         embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)

@@ -16,6 +16,7 @@ from omnirl_hpc.adapters import (
     save_diffusers_adapter,
     step_or_best,
 )
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, ConfigError
@@ -110,9 +111,8 @@ def read_transformer(checkpoint: Path, config: Config) -> Any:
     import torch
 
     from omnirl_hpc.checkpoint import load_weights
-    from omnirl_hpc.models import FAMILIES
 
-    transformer = FAMILIES[config.model.family](config.model).load_transformer(getattr(torch, config.rollout.dtype))
+    transformer = find_class("model", config.model.family)(config.model).load_transformer(getattr(torch, config.rollout.dtype))
     load_weights(checkpoint, transformer)
     return transformer
 
@@ -124,10 +124,9 @@ def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
     prepare_process(config.threads_per_rank)
     import torch
 
-    from omnirl_hpc.models import FAMILIES
     from omnirl_hpc.models.lora import merge_lora
 
-    family = FAMILIES[config.model.family](config.model)
+    family = find_class("model", config.model.family)(config.model)
     transformer = family.load_transformer(getattr(torch, config.rollout.dtype))
     merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
     transformer.save_pretrained(out)

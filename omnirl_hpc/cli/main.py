@@ -39,7 +39,7 @@ COMMANDS = {
         "fetch a recipe's model for offline nodes: omnirl-hpc prefetch recipe=NAME model.path=DIR",
     ),
     "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
-    "prompts": ("omnirl_hpc.cli.prompts", "write a prompt table: omnirl-hpc prompts OUT.parquet --kind ocr --count N --seed S"),
+    "prompts": ("omnirl_hpc.cli.prompts", "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE"),
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Iterator, Sequence
 
 from omnirl_hpc.errors import ConfigError, DataError
 
@@ -14,45 +15,71 @@ SHOWN_FAULTS = 20
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc prompts",
-        description="Write a prompt table in parquet (OUT --kind ocr --count N), or check one (--check FILE).",
+        description="Write a prompt table in parquet, made (OUT --kind ocr --count N) or converted (OUT --from FILE), "
+        "or check one (--check FILE).",
     )
     parser.add_argument("out", type=Path, nargs="?", help="file to write")
     parser.add_argument("--kind", choices=["ocr"], help="ocr: scenes with a quoted text to render")
     parser.add_argument("--count", type=int, help="number of prompts")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="source",
+        metavar="FILE",
+        help=".txt (a prompt a line, its target between double quotes), .jsonl, .csv or .parquet (ours or verl-omni's)",
+    )
     parser.add_argument("--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="with --check: also count tokens with this checkpoint's tokenizer"
     )
+    parser.add_argument("--family", default="qwen_image", help="with --model: its family, or your own as module:Class")
     options = parser.parse_args(arguments)
     if options.check is not None:
-        check_table(options.check, options.model)
-    elif options.out is None or options.kind is None or options.count is None:
-        parser.error("the following arguments are required: out, --kind, --count (or --check FILE)")
-    else:
+        check_table(options.check, _token_counter(options.family, options.model) if options.model else None)
+    elif options.out is not None and options.source is not None and options.kind is None:
+        convert_table(options.source, options.out)
+    elif options.out is not None and options.kind is not None and options.count is not None and options.source is None:
         write_table(options.out, options.count, options.seed)
+    else:
+        parser.error("say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE")
 
 
 def write_table(out: Path, count: int, seed: int) -> None:
     if count < 1:
         raise ConfigError(f"--count {count}: at least one prompt is needed")
-    if out.exists():
-        raise ConfigError(f"{out} exists; delete it or choose another name")
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with _new_file(out):
         write_ocr_table(str(out), count, seed)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error}") from None
     print(f"wrote {count} prompts to {out}")
 
 
-def check_table(file: Path, model: Path | None) -> None:
+def convert_table(source: Path, out: Path) -> None:
+    if not source.is_file():
+        raise ConfigError(f"--from {source} does not exist")
+    from omnirl_hpc.data.conversion import convert
+
+    with _new_file(out):
+        count, with_target = convert(source, out)
+    print(f"wrote {count} prompts to {out}, {with_target} of them with a target")
+
+
+@contextmanager
+def _new_file(out: Path) -> Iterator[None]:
+    if out.exists():
+        raise ConfigError(f"{out} exists; delete it or choose another name")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error}") from None
+
+
+def check_table(file: Path, count_tokens: Callable[[str], int] | None = None) -> None:
     """Print what cannot be used. Raises DataError where there is anything: a job would have met it in some later hour."""
     from omnirl_hpc.data.prompts import PromptTable
 
-    count_tokens = _token_counter(model) if model else None
     table, faults, longest, identities = PromptTable(file), [], 0, set()
     for row in range(len(table)):
         try:
@@ -71,14 +98,13 @@ def check_table(file: Path, model: Path | None) -> None:
         print(fault)
     if faults:
         raise DataError(f"{len(faults)} of {len(table)} rows of {file} cannot be used")
-    print(f"{file}: {len(table)} prompts, all usable" + (f"; the longest has {longest} tokens" if model else ""))
+    print(f"{file}: {len(table)} prompts, all usable" + (f"; the longest has {longest} tokens" if count_tokens else ""))
 
 
-def _token_counter(model: Path):
+def _token_counter(family: str, model: Path) -> Callable[[str], int]:
+    from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.schema import ModelConfig
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
-    from omnirl_hpc.models import FAMILIES
-
-    return FAMILIES["qwen_image"](ModelConfig(path=str(model))).count_text_tokens
+    return find_class("model", family)(ModelConfig(family=family, path=str(model))).count_text_tokens

@@ -38,7 +38,7 @@ def row(file: Path) -> tuple[str, ...]:
         config.algorithm.name,
         config.rollout.engine,
         f"FSDP2, LoRA r{config.actor.lora.rank}",
-        config.reward.name,
+        " + ".join(config.reward.parts),
         facts["GPUs"],
         facts["Source"],
     )

@@ -14,8 +14,8 @@ from typing import Sequence
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.config.rules import check
-from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.rewards.targets import check_prompts
 
 USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
@@ -79,7 +79,7 @@ def render(request: Request, overrides: Sequence[str]) -> str:
             "to that step; submit one job with it first, then the chain"
         )
     check(config, request.nodes * request.ranks_per_node)
-    PromptTable(config.data.prompts)
+    check_prompts(config)
     name = request.job_name or loaded.choices["recipe"]
     options = {
         "job-name": name,

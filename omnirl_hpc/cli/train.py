@@ -11,7 +11,6 @@ from omnirl_hpc.config import schema
 from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -24,6 +23,7 @@ from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
+from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -70,13 +70,6 @@ def run(overrides: Sequence[str]) -> None:
         train(loaded, identity, run_directory, stop)
     finally:
         lock.release()
-
-
-def check_prompts(config: Config) -> None:
-    """Read what is cheap to read of the prompt tables: one that cannot be used is found now."""
-    PromptTable(config.data.prompts)
-    if config.evaluation.every:
-        PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
 def usage() -> str:
@@ -157,6 +150,7 @@ def write_last_words(run_directory: RunDirectory) -> None:
 ENDINGS = {
     StopReason.NONE: "done: results are in {run_dir}",
     StopReason.USER: "stopped: everything is saved in {run_dir}; the same command goes on from there",
+    StopReason.TERM: "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there",
     StopReason.REQUEUE: "stopped for the system: everything is saved in {run_dir}; the same command goes on from there",
 }
 
@@ -180,7 +174,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
-        "reward": config.reward.name,
+        "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
         "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
         f"{actor.updates_per_step} update(s)",
     }

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.classes import SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
 # Overrides for a configuration that no run is made of: the settings that have no default.
@@ -50,7 +51,7 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
     unknown choice of a group, or a key without a value.
     """
-    return _compose("train", overrides)
+    return _load("train", overrides)
 
 
 def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
@@ -61,24 +62,28 @@ def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
         algorithm = saved["algorithm"]["name"]
-    except (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, UnicodeDecodeError) as error:
+        parts = {part: settings["name"] for part, settings in saved["reward"]["parts"].items()}
+    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
-    node = {"defaults": ["schema", {"algorithm": f"{algorithm}_schema"}, "_self_"], **saved}
-    ConfigStore.instance().store(name="saved_run", node=OmegaConf.create(node))
-    return _compose("saved_run", overrides)
+    _store("algorithm", algorithm, "saved", part="")
+    for part, name in parts.items():
+        _store("reward", name, f"saved_{part}", part=part)
+    typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
+    ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
+    return _load("saved_run", overrides)
 
 
-def _compose(name: str, overrides: Sequence[str]) -> LoadedConfig:
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    store.store(group="algorithm", name="flow_grpo_schema", node=FlowGRPOConfig)
+def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
+    ConfigStore.instance().store(name="schema", node=Config)
+    for group, names in SETTINGS.items():
+        for choice in names:
+            _store(group, choice, f"{choice}_schema", part=choice)
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            composed = compose(name, list(overrides), return_hydra_config=True)
+        composed = _compose(name, list(overrides))
     except HydraException as error:
         raise ConfigError(_explain(error)) from None
     except YAMLError as error:
@@ -97,14 +102,45 @@ def _compose(name: str, overrides: Sequence[str]) -> LoadedConfig:
     return LoadedConfig(config, choices, list(overrides))
 
 
-def valid_keys(config: DictConfig | None = None, prefix: str = "") -> list[str]:
-    """Every key of the schema that holds a value, in dotted form, for suggestions."""
-    if config is None:
-        config = OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))
+def _compose(name: str, overrides: list[str]) -> DictConfig:
+    """Hydra's composition. A choice that is module:Class, in an override or a recipe, becomes one when Hydra misses it."""
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return compose(name, overrides, return_hydra_config=True)
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").partition("/")
+        if group not in ("model", *SETTINGS) or not is_import_path(choice):
+            raise
+    _store(group, choice, choice, part=choice.rpartition(":")[2])
+    return _compose(name, overrides)
+
+
+def _store(group: str, name: str, choice: str, part: str) -> None:
+    """Make a choice of a group out of a class: its settings with their types, and its name in them."""
+    if group == "model":
+        node = {"family": name}
+    else:
+        try:
+            node = OmegaConf.structured(settings_class(group, name))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
+        node.name = name
+    ConfigStore.instance().store(group=group, name=choice, node={"parts": {part: node}} if group == "reward" else node)
+
+
+def valid_keys() -> list[str]:
+    """Every key that holds a value, in dotted form, for suggestions."""
+    store = ConfigStore.instance()
+    choices = [(group, choice) for group in SETTINGS for choice in store.list(group)]
+    keys = [key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")]
+    return [*_keys(OmegaConf.structured(Config)), *keys]
+
+
+def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     keys = []
     for name in config:
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
-            keys += valid_keys(config[name], f"{prefix}{name}.")
+            keys += _keys(config[name], f"{prefix}{name}.")
         else:
             keys.append(prefix + str(name))
     return keys
@@ -126,6 +162,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown(key: str) -> str:
+    if re.fullmatch(r"reward\.parts\.[^.]+", key):
+        return f"{key} is not among the chosen rewards: choose them by reward=NAME or 'reward=[NAME,NAME]'"
     keys = valid_keys()
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
@@ -136,9 +174,8 @@ def _explain(error: HydraException) -> str:
     """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
-    missing = re.search(r"Could not find '([^'/]+)/([^']+)'", str(error))
-    if isinstance(error, MissingConfigException) and missing:
-        group, choice = missing.groups()
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, choice = error.missing_cfg_file.partition("/")
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.classes import SETTINGS
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
 # Where things are, how work is spread, what is written down, how long a run is. Everything else decides results.
-# An entry is a key, or a group of keys where it ends in a dot.
+# An entry is a key, or a pattern of keys.
 MAY_CHANGE = (
     "run_dir",
     "steps",
@@ -28,19 +30,18 @@ MAY_CHANGE = (
     "rollout.max_log_prob_gap",
     "actor.shard_size",
     "actor.activation_checkpointing",
-    "reward.workers",
-    "reward.timeout_seconds",
-    "checkpoint.",
-    "evaluation.",
-    "logging.",
+    "reward.parts.*.workers",
+    "reward.parts.*.timeout_seconds",
+    "checkpoint.*",
+    "evaluation.*",
+    "logging.*",
 )
 
 
 def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     """Raise ConfigError naming every setting in which a command differs from the run it would go on with."""
     saved, current = (flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (saved_yaml, current_yaml))
-    defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config(algorithm=FlowGRPOConfig()))))
-    saved = {key: value for key, value in defaults.items() if key in current} | saved  # settings that are newer than the run
+    saved = {key: value for key, value in _defaults(current).items() if key in current} | saved  # settings newer than the run
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())
@@ -53,7 +54,18 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
 
 
 def _may_change(key: str) -> bool:
-    return any(key.startswith(entry) if entry.endswith(".") else key == entry for entry in MAY_CHANGE)
+    return any(fnmatchcase(key, pattern) for pattern in MAY_CHANGE)
+
+
+def _defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings` names."""
+    defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config)))
+    for key, name in settings.items():
+        group, _, last = key.rpartition(".")
+        of_group = SETTINGS.get(group.partition(".")[0], {})
+        if last == "name" and name in of_group:
+            defaults |= flatten(OmegaConf.to_container(OmegaConf.structured(of_group[name])), f"{group}.")
+    return defaults
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,20 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path, settings_class
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
 
 IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
 MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
-# The names in the registries of the rooms above, which cannot be imported from here; a test holds the two equal.
-FAMILIES = ("qwen_image",)
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
-ALGORITHMS = ("flow_grpo",)
 TRACKERS = ("tensorboard", "wandb", "trackio")
-REWARDS = ("jpeg_compressibility",)
 
 
 def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
@@ -70,8 +67,8 @@ def counts_are_positive(config: Config, world_size: int) -> None:
         "evaluation.num_inference_steps": config.evaluation.num_inference_steps,
         "checkpoint.every": config.checkpoint.every,
         "checkpoint.keep": config.checkpoint.keep,
-        "reward.workers": config.reward.workers,
-        "reward.timeout_seconds": config.reward.timeout_seconds,
+        **{f"reward.parts.{name}.workers": part.workers for name, part in config.reward.parts.items()},
+        **{f"reward.parts.{name}.timeout_seconds": part.timeout_seconds for name, part in config.reward.parts.items()},
     }.items():
         _require(value > 0 and math.isfinite(value), f"{key}={value} must be a number greater than 0")
 
@@ -102,10 +99,7 @@ def image_size_fits(config: Config, world_size: int) -> None:
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
-    _one_of("model.family", config.model.family, FAMILIES)
     _one_of("rollout.engine", config.rollout.engine, ENGINES)
-    _one_of("algorithm.name", config.algorithm.name, ALGORITHMS)
-    _one_of("reward.name", config.reward.name, REWARDS)
     _one_of("residency", config.residency, ("swap", "resident", "auto"))
     _one_of("determinism", config.determinism, ("fast", "strict"))
     _one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
@@ -118,6 +112,26 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
     _one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
     _one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
+
+
+def classes_are_known(config: Config, world_size: int) -> None:
+    named = [("model", "model.family", config.model.family), ("algorithm", "algorithm.name", config.algorithm.name)]
+    named += [("reward", f"reward.parts.{name}.name", part.name) for name, part in config.reward.parts.items()]
+    for group, key, name in named:
+        if is_import_path(name):
+            find_class(group, name)
+        else:
+            _one_of(key, name, (*BUILT_IN[group], "your own as module:Class"))
+
+
+def settings_are_those_of_their_class(config: Config, world_size: int) -> None:
+    chosen = [("algorithm", "algorithm.name", config.algorithm)]
+    chosen += [("reward", f"reward.parts.{name}.name", part) for name, part in config.reward.parts.items()]
+    for group, key, settings in chosen:
+        _require(
+            isinstance(settings, settings_class(group, settings.name)),
+            f"{key}={settings.name} has other settings than {type(settings).__name__}: choose it by {group}={settings.name}",
+        )
 
 
 def text_lengths_ascend(config: Config, world_size: int) -> None:
@@ -306,6 +320,26 @@ def reward_fraction_is_valid(config: Config, world_size: int) -> None:
     _require(0 <= value < 1, f"reward.max_failed_fraction={value} must be in [0, 1)")
 
 
+def reward_parts_are_valid(config: Config, world_size: int) -> None:
+    parts = config.reward.parts
+    _require(bool(parts), "reward.parts is empty: choose one by reward=NAME, or several by 'reward=[NAME,NAME]'")
+    for name, part in parts.items():
+        key = f"reward.parts.{name}"
+        _require(math.isfinite(part.weight) and part.weight != 0, f"{key}.weight={part.weight} must be a number other than 0")
+        if isinstance(part, OcrConfig):
+            value = part.min_confidence
+            _require(0 <= value <= 1, f"{key}.min_confidence={value} must be in [0, 1]")
+
+
+def reward_packages_are_installed(config: Config, world_size: int) -> None:
+    for name, part in config.reward.parts.items():
+        missing = [package for package in find_class("reward", part.name).packages if not find_spec(package)]
+        _require(
+            not missing,
+            f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
+        )
+
+
 def paths_exist(config: Config, world_size: int) -> None:
     for key, value in {"run_dir": config.run_dir, "model.path": config.model.path, "data.prompts": config.data.prompts}.items():
         _require(bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
@@ -393,6 +427,8 @@ RULES = (
     group_has_two_samples,
     image_size_fits,
     choices_are_known,
+    classes_are_known,
+    settings_are_those_of_their_class,
     text_lengths_ascend,
     guidance_is_valid,
     noise_level_fits_transition,
@@ -408,6 +444,8 @@ RULES = (
     full_training_is_possible,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
+    reward_parts_are_valid,
+    reward_packages_are_installed,
     evaluation_is_possible,
     paths_exist,
     init_adapter_fits,

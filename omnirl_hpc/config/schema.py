@@ -17,7 +17,7 @@ from omegaconf import MISSING
 class ModelConfig:
     """Which checkpoint, and the size of the images made with it."""
 
-    family: str = "qwen_image"  # a key of omnirl_hpc.models.FAMILIES
+    family: str = "qwen_image"  # a name in omnirl_hpc.config.classes, or your own as module:Class
     path: str = MISSING  # a folder in diffusers' layout
     repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
     height: int = 512  # pixels; a multiple of 16
@@ -124,7 +124,7 @@ class ActorConfig:
 class AlgorithmConfig:
     """What every algorithm has."""
 
-    name: str = MISSING  # a key of omnirl_hpc.algorithms.ALGORITHMS
+    name: str = MISSING  # a name in omnirl_hpc.config.classes, or your own as module:Class
 
 
 @dataclass
@@ -140,12 +140,28 @@ class FlowGRPOConfig(AlgorithmConfig):
 
 
 @dataclass
-class RewardConfig:
-    """What scores the images."""
+class RewardPartConfig:
+    """What every reward has. A reward with settings of its own derives from this."""
 
-    name: str = "jpeg_compressibility"  # a key of omnirl_hpc.rewards.REWARDS
+    name: str = MISSING  # a name in omnirl_hpc.config.classes, or your own as module:Class
+    weight: float = 1.0  # of its score in the sum of all parts
     workers: int = 1  # spawned processes for each rank
     timeout_seconds: float = 300.0  # for each micro-batch of a step; all of them together have that many times as long
+
+
+@dataclass
+class OcrConfig(RewardPartConfig):
+    """Text in the image, compared with the prompt's target."""
+
+    name: str = "ocr"
+    min_confidence: float = 0.5  # of a recognised line; less is not read
+
+
+@dataclass
+class RewardConfig:
+    """What scores the images: the weighted sum of one reward or of several, reward=NAME or 'reward=[NAME,NAME]'."""
+
+    parts: dict[str, RewardPartConfig] = field(default_factory=dict)
     max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
 
 

@@ -32,7 +32,8 @@ class Prompt:
 class PromptTable:
     """Random access to the rows of a parquet file without ever holding the whole file.
 
-    Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column becomes metadata.
+    Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column of numbers or text becomes
+    metadata; nested columns and bytes, which may be larger than memory, are never read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,13 +42,19 @@ class PromptTable:
             self._file = pq.ParquetFile(self.path)
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path} cannot be read as parquet: {error}") from None
-        columns = self._file.schema_arrow.names
-        if "prompt" not in columns:
-            raise DataError(f"{self.path} has no column 'prompt'; its columns are: {', '.join(columns)}")
+        schema = self._file.schema_arrow
+        if "prompt" not in schema.names:
+            raise DataError(f"{self.path} has no column 'prompt'; its columns are: {', '.join(schema.names)}")
+        if pa.types.is_nested(schema.field("prompt").type):
+            raise DataError(
+                f"{self.path}: the column 'prompt' holds {schema.field('prompt').type}, not text; "
+                f"omnirl-hpc prompts OUT.parquet --from {self.path} converts the forms of other systems"
+            )
+        self._columns = [field.name for field in schema if field.name in TEXT_COLUMNS or _is_plain(field.type)]
         metadata = self._file.metadata
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._ends = np.cumsum(sizes)
-        self._rows: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         if not len(self):
             raise DataError(f"{self.path} has no rows")
 
@@ -60,7 +67,7 @@ class PromptTable:
             raise IndexError(f"row {row} of {self.path}, which has {len(self)}")
         group = int(np.searchsorted(self._ends, row, side="right"))
         offset = row - (int(self._ends[group - 1]) if group else 0)
-        record = dict(self._row_group(group)[offset])
+        record = self._row_group(group).slice(offset, 1).to_pylist()[0]
         text = {name: record.pop(name, None) for name in TEXT_COLUMNS}
         for name in ("prompt", "negative_prompt", "target"):
             if text[name] is not None and not isinstance(text[name], str):
@@ -76,17 +83,36 @@ class PromptTable:
             raise DataError(f"{self.path} has {len(self)} rows, of which {count} were asked")
         return [self[row] for row in range(count)]
 
-    def _row_group(self, group: int) -> list[dict[str, Any]]:
-        if group in self._rows:
-            self._rows.move_to_end(group)
+    def rows_without_target(self) -> list[int]:
+        """The rows whose target is missing or blank; reads only that column."""
+        if "target" not in self._columns:
+            return list(range(len(self)))
+        rows, first = [], 0
+        try:
+            for batch in self._file.iter_batches(columns=["target"]):
+                rows += [first + i for i, target in enumerate(batch.column(0).to_pylist()) if not str(target or "").strip()]
+                first += len(batch)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.path}, column target: {' '.join(str(error).split())}") from None
+        return rows
+
+    def _row_group(self, group: int) -> pa.Table:
+        if group in self._tables:
+            self._tables.move_to_end(group)
         else:
             try:
-                self._rows[group] = self._file.read_row_group(group).to_pylist()
+                self._tables[group] = self._file.read_row_group(group, columns=self._columns)
             except (OSError, pa.ArrowException) as error:
                 raise DataError(f"{self.path}, row group {group}: {' '.join(str(error).split())}") from None
-            if len(self._rows) > CACHED_ROW_GROUPS:
-                self._rows.popitem(last=False)
-        return self._rows[group]
+            if len(self._tables) > CACHED_ROW_GROUPS:
+                self._tables.popitem(last=False)
+        return self._tables[group]
 
     def _place(self, group: int, row: int) -> str:
         return f"{self.path}, row group {group}, row {row}"
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+    )

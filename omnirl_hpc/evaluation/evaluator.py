@@ -20,7 +20,7 @@ from omnirl_hpc.hashing import stable_hash, state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.runner import RewardRunner
+from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
@@ -65,7 +65,7 @@ class Evaluator:
         layout: Layout,
         engine: RolloutEngine,
         embed: EmbeddingCache,
-        rewards: RewardRunner,
+        rewards: RewardMix,
         folder: Path,
     ) -> None:
         """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
@@ -143,6 +143,7 @@ class Evaluator:
         return {
             "reward": float(valid.mean()),
             "standard_error": float(valid.std() / len(valid) ** 0.5) if len(valid) > 1 else 0.0,
+            "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
             "samples": samples,
         }
 

@@ -35,18 +35,17 @@ def write_comparison(folder: Path, place: str, results: Sequence[dict[str, Any]]
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: mean reward of each policy, and against the first one, image by image."""
+    """Markdown: mean reward of each policy, its parts where there are several, and against the first one, image by image."""
     first = results[0]
-    lines = [
-        f"| policy | reward | standard error | better than {first['policy']} | images |",
-        "|---|---|---|---|---|",
-    ]
+    parts = list(first["parts"]) if len(first["parts"]) > 1 else []
+    head = ["policy", "reward", *parts, "standard error", f"better than {first['policy']}", "images"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for result in results:
         scored = [sample["reward"] for sample in result["samples"] if sample["reward"] is not None]
         better = "" if result is first else _better(result["samples"], first["samples"])
-        lines.append(
-            f"| {result['policy']} | {result['reward']:.6g} | {result['standard_error']:.2g} | {better} | {len(scored)} |"
-        )
+        means = [f"{value:.6g}" for value in (result["reward"], *(result["parts"][part] for part in parts))]
+        cells = [result["policy"], *means, f"{result['standard_error']:.2g}", better, str(len(scored))]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 
 
-def prepare_process(threads_per_rank: int) -> None:
-    """Fix torch's thread count, forbid hub downloads (compute nodes have no internet), silence loading bars."""
+def forbid_downloads() -> None:
+    """Compute nodes have no internet. The hub's libraries read this once, when they are imported."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def prepare_process(threads_per_rank: int) -> None:
+    """Fix torch's thread count, forbid hub downloads, silence loading bars."""
+    forbid_downloads()
     import diffusers
     import torch
     import transformers

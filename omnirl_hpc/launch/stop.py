@@ -1,8 +1,9 @@
 """Asking a run to stop, and agreeing on it.
 
 Sources of one flag: a file STOP in the run directory (a person), a file STOP.<job>.<restart> (the batch shell, before a time
-limit or a preemption), a point in time (`stop_before`), the signals USR1, TERM and INT to any rank. The ranks agree on it at
-every micro-batch, so all stop at the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
+limit or a preemption), a point in time (`stop_before`), the signals USR1, TERM and INT to any rank. TERM comes from a person or
+from Slurm, at the start of a preemption: only the batch shell can ask. The ranks agree on the flag at every micro-batch, so all
+stop at the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ class StopReason(enum.IntEnum):
 
     NONE = 0
     REQUEUE = 1  # the system wants the nodes back: save, end, run again
-    USER = 2  # a person wants the run to end: save and end
+    TERM = 2  # somebody wants the run to end: save and end; run again if Slurm says that it was the system
+    USER = 3  # a person wants the run to end: save and end
+
+
+SIGNALS = {
+    signal.SIGUSR1: StopReason.REQUEUE,
+    signal.SIGTERM: StopReason.TERM,
+    signal.SIGINT: StopReason.USER,
+}
 
 
 class StopRequested(Exception):
@@ -41,28 +50,27 @@ class StopFlag:
         """`deadline`: seconds since the epoch at which the system wants the nodes back."""
         environ = os.environ if environ is None else environ
         self.user_file = Path(run_dir) / "STOP"
-        self.system_file = self.requeue_marker = None
+        self.system_file = None
+        self._markers: dict[StopReason, Path] = {}  # what the batch shell is told
         if job := environ.get("SLURM_JOB_ID"):
             suffix = f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}"
             self.system_file = Path(run_dir) / f"STOP.{suffix}"
-            self.requeue_marker = Path(run_dir) / f"REQUEUE.{suffix}"
+            self._markers = {why: Path(run_dir) / f"{why.name}.{suffix}" for why in (StopReason.REQUEUE, StopReason.TERM)}
         self._deadline = deadline
         self._signalled = StopReason.NONE
         self._interrupts = 0
 
     def install(self) -> None:
         """Catch signals. In a container a signal can come twice, so only a second Ctrl-C means more than the first."""
-        signal.signal(signal.SIGUSR1, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
                 os._exit(EXIT_INTERRUPTED)
-        reason = StopReason.REQUEUE if number == signal.SIGUSR1 else StopReason.USER
-        self._signalled = max(self._signalled, reason)
+        self._signalled = max(self._signalled, SIGNALS[signal.Signals(number)])
 
     def here(self, look_at_files: bool) -> StopReason:
         """This rank's own reason. Clocks of nodes differ: who looks at files also looks at the clock."""
@@ -87,7 +95,7 @@ class StopFlag:
             raise StopRequested(reason)
 
     def acknowledge(self, reason: StopReason) -> None:
-        """After everything is saved, on rank 0: consume the user's file, or ask the batch shell to requeue."""
+        """After everything is saved, on rank 0: consume the user's file, or leave the batch shell a file REQUEUE or TERM."""
         self.user_file.unlink(missing_ok=True)
-        if reason == StopReason.REQUEUE and self.requeue_marker is not None:
-            self.requeue_marker.touch()
+        if reason in self._markers:
+            self._markers[reason].touch()

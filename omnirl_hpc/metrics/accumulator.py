@@ -34,6 +34,9 @@ class Accumulator:
         """A value that is already the same on every rank; the last one set counts."""
         self._values[name] = value
 
+    def __contains__(self, maximum: str) -> bool:
+        return maximum in self._maxima
+
     def largest(self, name: str) -> float:
         """A maximum over all ranks, before `reduce`. Collective."""
         value = self._maxima[name].clone()

@@ -3,4 +3,4 @@
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.qwen_image import QwenImage
 
-FAMILIES: dict[str, type[ModelFamily]] = {"qwen_image": QwenImage}
+__all__ = ["ModelFamily", "QwenImage"]

@@ -10,12 +10,12 @@ from typing import Iterator, Mapping, Sequence
 
 import torch
 
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import PreflightError
 from omnirl_hpc.launch.groups import process_group
 from omnirl_hpc.launch.identity import Identity
 from omnirl_hpc.launch.rendezvous import Rendezvous
-from omnirl_hpc.models import FAMILIES
 from omnirl_hpc.preflight.facts import NOT_GIVEN, NodeFacts, RankFacts, make_probe, observe
 from omnirl_hpc.preflight.findings import FAILED, Finding, judge
 from omnirl_hpc.preflight.model_files import parameter_shapes
@@ -66,7 +66,7 @@ def find_needs(config: Config, ranks: Sequence[RankFacts]) -> Needs | None:
     """None where no model is given, or the one that rank 0 sees is not complete."""
     if config.model.path == NOT_GIVEN or ranks[0].node.model_problems:
         return None
-    targets = config.actor.lora.target_modules or FAMILIES[config.model.family].lora_targets
+    targets = config.actor.lora.target_modules or find_class("model", config.model.family).lora_targets
     return least_needs(config, parameter_shapes(Path(config.model.path) / "transformer"), targets, len(ranks))
 
 

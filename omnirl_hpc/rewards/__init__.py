@@ -1,6 +1,6 @@
 """Rewards: one file each. They are imported in worker processes, so they must not import torch."""
 
-from omnirl_hpc.rewards.jpeg_compressibility import JpegCompressibility
-from omnirl_hpc.rewards.reward import Reward
+from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
-REWARDS: dict[str, type[Reward]] = {"jpeg_compressibility": JpegCompressibility}
+__all__ = ["Reward", "RewardBatch", "RewardPartConfig"]

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class ScoredStep:
     """All samples of a step, ordered by group and sample: the same on every rank, whatever their number."""
 
-    rewards: Tensor  # [N] fp64; NaN where there is none
+    rewards: Tensor  # [N] fp64, the weighted sum of all parts; NaN where one of them gave none
+    parts: dict[str, Tensor]  # name of the part -> [N] fp64 its scores, without the weight; NaN where there is none
     mask: Tensor  # [N] bool, False where there is none
     groups: Tensor  # [N] int64
     own: Tensor  # [n] int64, the places of this rank's samples, in the order of its batch
@@ -37,24 +38,30 @@ class ScoredStep:
         return self.mask.float() / counts.clamp(min=1)[update]
 
 
-def gather_scores(scores: Scores, batch: Trajectories, config: RewardConfig) -> ScoredStep:
-    """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no reward."""
-    device = batch.group.device
+def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: RewardConfig) -> ScoredStep:
+    """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no reward.
+
+    A sample that one part could not score has no reward: the sum of the others would be on another scale.
+    """
     identity = batch.group * 2**32 + batch.sample  # orders by group, then by sample
-    local = torch.stack([identity.double(), torch.tensor(scores.values, dtype=torch.float64, device=device)])
+    own = torch.tensor([part.values for part in scores.values()], dtype=torch.float64, device=identity.device)
+    local = torch.cat([identity.double()[None], own])
     everyone = [torch.empty_like(local) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, local)
-    identities, rewards = torch.cat(everyone, dim=1)
-    order = identities.argsort()
-    identities, rewards = identities[order].long(), rewards[order]
+    together = torch.cat(everyone, dim=1)
+    together = together[:, together[0].argsort()]
+    identities, parts = together[0].long(), dict(zip(scores, together[1:]))
+    rewards = sum(config.parts[name].weight * values for name, values in parts.items())
     mask = torch.isfinite(rewards)
-    for error in scores.errors:
-        log.warning("reward %s failed: %s", config.name, error)
-    failed = int((~mask).sum())
-    if failed > config.max_failed_fraction * len(rewards):
-        causes = f"; first failure on this rank: {scores.errors[0]}" if scores.errors else ""
+    errors = [(name, error) for name, part in scores.items() for error in part.errors]
+    for name, error in errors:
+        log.warning("reward %s failed: %s", name, error)
+    if int((~mask).sum()) > config.max_failed_fraction * len(rewards):
+        failed = {name: int((~torch.isfinite(values)).sum()) for name, values in parts.items()}
+        counts = " and ".join(f"reward {name} gave no finite score for {count}" for name, count in failed.items() if count)
         raise RewardError(
-            f"reward {config.name} gave no finite score for {failed} of {len(rewards)} samples, "
-            f"more than reward.max_failed_fraction={config.max_failed_fraction} allows{causes}"
+            f"{counts} of {len(rewards)} samples, more than reward.max_failed_fraction={config.max_failed_fraction} allows"
+            + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
-    return ScoredStep(rewards, mask, identities // 2**32, torch.searchsorted(identities, identity), scores.seconds)
+    seconds = sum(part.seconds for part in scores.values())
+    return ScoredStep(rewards, parts, mask, identities // 2**32, torch.searchsorted(identities, identity), seconds)

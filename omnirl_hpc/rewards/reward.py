@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Sequence
+from typing import ClassVar, Sequence
 
 import numpy as np
 
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 
 
@@ -20,7 +21,17 @@ class RewardBatch:
 
 
 class Reward(ABC):
-    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a time."""
+    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a time.
+
+    The module is imported in the rank's own process too: a reward imports its `packages` when it is made, not before.
+    """
+
+    Settings: ClassVar[type[RewardPartConfig]] = RewardPartConfig  # a dataclass: what may be set, and its defaults
+    needs_target: ClassVar[bool] = False  # every prompt must have one
+    packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements
+
+    def __init__(self, settings: RewardPartConfig) -> None:
+        self.settings = settings
 
     @abstractmethod
     def score(self, batch: RewardBatch) -> Sequence[float]:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Iterator
 
-from omnirl_hpc.config.schema import RewardConfig
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
@@ -39,11 +40,11 @@ class RewardRunner:
     Spawned and never forked: a fork after CUDA or MPI has started is undefined behaviour.
     """
 
-    def __init__(self, config: RewardConfig, reward: type[Reward]) -> None:
-        """`reward` must be importable by name: workers import its module and make one of it each."""
-        self._config = config
+    def __init__(self, name: str, settings: RewardPartConfig) -> None:
+        """`name` is for messages. Workers find the class that `settings` names and make one of it each."""
+        self._name, self._settings = name, settings
         self._pool = ProcessPoolExecutor(
-            config.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(reward,)
+            settings.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(settings,)
         )
         self._submitted: list[tuple[int, Future]] = []
 
@@ -62,13 +63,13 @@ class RewardRunner:
     def collect(self) -> Scores:
         """Wait for everything submitted. Raises RewardError at the deadline or when a worker process is gone."""
         futures = [future for _, future in self._submitted]
-        deadline = self._config.timeout_seconds * len(futures)
+        deadline = self._settings.timeout_seconds * len(futures)
         _, late = wait(futures, timeout=deadline)
         if late:
             self.close()
             raise RewardError(
-                f"reward {self._config.name} did not score {len(late)} of {len(futures)} micro-batches within "
-                f"{deadline:.0f} s (reward.timeout_seconds for each)"
+                f"reward {self._name} did not score {len(late)} of {len(futures)} micro-batches within "
+                f"{deadline:.0f} s (reward.parts.{self._name}.timeout_seconds for each)"
             )
         values, errors, seconds = [], [], 0.0
         for count, future in self._submitted:
@@ -97,7 +98,7 @@ class RewardRunner:
             raise self._worker_ended(error) from None
 
     def _worker_ended(self, error: BrokenProcessPool) -> RewardError:
-        return RewardError(f"a worker process of reward {self._config.name} ended: {error}")
+        return RewardError(f"a worker process of reward {self._name} ended: {error}")
 
 
 @contextmanager
@@ -112,12 +113,12 @@ def _signals_blocked() -> Iterator[None]:
 _reward: Reward  # in a worker process
 
 
-def _make_reward(reward: type[Reward]) -> None:
+def _make_reward(settings: RewardPartConfig) -> None:
     global _reward
     for number in RANKS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _reward = reward()
+    _reward = find_class("reward", settings.name)(settings)
 
 
 def _end_with_parent() -> None:

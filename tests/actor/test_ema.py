@@ -8,7 +8,7 @@ import torch
 from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 DECAY = 0.75
@@ -35,7 +35,7 @@ def test_the_mean_of_the_first_updates_is_the_plain_mean_of_all_weights():
 def actor(tiny_model, tiny_prompts, tmp_path_factory):
     config = make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), f"actor.ema_decay={DECAY}")
     with one_rank_group():
-        yield FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU)
+        yield FSDPActor(config, QwenImage(config.model), ALONE, CPU)
 
 
 def learn(actor, gradient: float) -> None:
@@ -81,4 +81,4 @@ def test_a_mean_can_be_put_back_and_another_models_is_refused(actor):
 
 def test_no_mean_unless_asked(actor, tiny_model, tiny_prompts, tmp_path):
     config = make_config(tiny_model, tiny_prompts, tmp_path)
-    assert FSDPActor(config, FAMILIES["qwen_image"](config.model), ALONE, CPU).ema_state() is None
+    assert FSDPActor(config, QwenImage(config.model), ALONE, CPU).ema_state() is None

@@ -154,6 +154,16 @@ def test_without_a_kl_coefficient_no_reference_is_needed():
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
 
 
+@pytest.mark.parametrize("old", ["recompute", "rollout"])
+def test_before_the_first_update_the_policy_is_compared_with_the_engine(old):
+    algorithm = make(old_log_prob=old)
+    made, velocity = point([1.0, 1.1], [1.0, 1.0], [0.5, 0.5], algorithm)
+    log_prob, before = algorithm.log_prob(made, velocity), made.extras["old_log_prob"]
+    made.extras["rollout_log_prob"] = log_prob + torch.tensor([0.25, -0.5])
+    assert algorithm.before_first_update(made, velocity).tolist() == pytest.approx([0.25, 0.5], abs=1e-6)
+    assert torch.equal(made.extras["old_log_prob"], log_prob if old == "recompute" else before)
+
+
 @pytest.mark.parametrize(("std", "expected"), [(None, [-1, 1, -1, 1]), ("batch", [-0.774537, 0.774537] * 2)])
 def test_advantages_follow_the_settings(std, expected):  # the numbers of test_advantages.py
     rewards, groups, mask = torch.tensor([1.0, 3.0, 0.0, 2.0]), torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)

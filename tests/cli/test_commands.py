@@ -82,7 +82,7 @@ def test_an_unknown_command_names_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("prompts",), "the following arguments are required: out, --kind, --count"),
+        (("prompts",), "say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE"),
         (("prompts", "out.parquet", "--kind", "poems", "--count", "3"), "invalid choice: 'poems'"),
         (("prompts", "out.parquet", "--kind", "ocr", "--count", "many"), "invalid int value: 'many'"),
         (("tiny-model",), "the following arguments are required: out"),
@@ -134,7 +134,9 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
         ("model.height=100", ["model.height=100", "multiple of 16"]),
         ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
-        ("reward.name=beauty", ["reward.name=beauty", "jpeg_compressibility"]),
+        ("reward=beauty", ["reward=beauty", "jpeg_compressibility, ocr"]),
+        ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
+        ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
         ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
         ("sampling.window.size=6", ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"]),

@@ -93,3 +93,36 @@ def test_a_damaged_row_group_is_named(check, table):
 def test_what_is_no_table(check, tmp_path):
     code, out, err = check(tmp_path / "nothing.parquet")
     assert (code, out) == (2, []) and "nothing.parquet cannot be read as parquet" in err
+
+
+def test_a_file_of_another_form_is_converted(capsys, tmp_path):
+    source, out = tmp_path / "p.txt", tmp_path / "folder" / "p.parquet"
+    source.write_text('A sign saying "Hi"\na cat\n')
+    main(["prompts", str(out), "--from", str(source)])
+    assert capsys.readouterr().out == f"wrote 2 prompts to {out}, 1 of them with a target\n"
+    assert pq.read_table(out, columns=["prompt", "target"]).to_pylist() == [
+        {"prompt": 'A sign saying "Hi"', "target": "Hi"},
+        {"prompt": "a cat", "target": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["out.parquet", "--from", "nothing.txt"], "--from nothing.txt does not exist"),
+        (["there.parquet", "--from", "p.txt"], "there.parquet exists; delete it or choose another name"),
+        (["p.txt/out.parquet", "--from", "p.txt"], "p.txt/out.parquet cannot be written: "),
+        (["out.parquet", "--from", "empty.txt"], "empty.txt has no prompts"),
+        (["--check", "p.txt", "--model", "m", "--family", "sd3"], "model=sd3 is not known; it must be one of: qwen_image, or"),
+    ],
+)
+def test_what_cannot_be_converted(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("a cat\n")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "there.parquet").touch()
+    with pytest.raises(SystemExit) as end:
+        main(["prompts", *arguments])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(f"omnirl-hpc prompts: {said}")
+    assert not (tmp_path / "out.parquet").exists()

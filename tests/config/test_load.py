@@ -77,7 +77,13 @@ def test_the_reference_recipe_has_the_published_values():
         ("actor.lora={rnk: 3}", "actor.lora.rnk", "actor.lora.rank"),
         ("+sampling.window.sise=3", "sampling.window.sise", "sampling.window.size"),
         ("+algorithm.kl_coeff=3", "algorithm.kl_coeff", "algorithm.kl_coef"),
-        ("+reward.worker=3", "reward.worker", "reward.workers"),
+        ("+reward.max_failed=3", "reward.max_failed", "reward.max_failed_fraction"),
+        ("reward.workers=3", "reward.workers", "reward.parts.ocr.workers"),
+        (
+            "reward.parts.jpeg_compressibility.wieght=3",
+            "reward.parts.jpeg_compressibility.wieght",
+            "reward.parts.jpeg_compressibility.weight",
+        ),
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one(override, key, nearest):

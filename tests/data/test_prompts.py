@@ -85,6 +85,16 @@ def test_missing_column_and_missing_rows(tmp_path):
         PromptTable(write(tmp_path, prompt=pa.array([], pa.string())))
 
 
+def test_nested_columns_and_bytes_are_not_read(tmp_path):
+    table = PromptTable(write(tmp_path, prompt=["a"], level=[0.5], tags=[["x"]], image=[b"1"], info=[{"n": 1}]))
+    assert table[0].metadata == {"level": 0.5}
+
+
+def test_the_table_of_another_system_names_the_command_that_converts_it(tmp_path):
+    with pytest.raises(DataError, match=r"'prompt' holds list<.*>, not text; omnirl-hpc prompts OUT.parquet --from \S+ converts"):
+        PromptTable(write(tmp_path, prompt=[[{"role": "user", "content": "a"}]]))
+
+
 @pytest.mark.parametrize("empty", ["", "  \n", None])
 def test_an_empty_prompt_names_its_place(tmp_path, empty):
     table = PromptTable(write(tmp_path, prompt=["a", "b", "c", empty]))

@@ -21,7 +21,16 @@ def results(tmp_path):
         folder.mkdir()
         for sample in samples:
             Image.new("RGB", (8, 4), color).save(folder / sample["file"])
-        made.append({"policy": policy, "folder": policy, "reward": 1.25, "standard_error": 0.5, "samples": samples})
+        made.append(
+            {
+                "policy": policy,
+                "folder": policy,
+                "reward": 1.25,
+                "standard_error": 0.5,
+                "parts": {"ocr": 0.25},
+                "samples": samples,
+            }
+        )
     return made
 
 
@@ -30,6 +39,14 @@ def test_the_table_counts_images_that_both_have(results):
     assert [cell.strip() for cell in base.strip("|").split("|")] == ["base", "1.25", "0.5", "", "3"]
     assert [cell.strip() for cell in adapter.strip("|").split("|")] == ["adapter", "1.25", "0.5", "1 of 2", "2"]
     assert "better than base" in head and rule.count("|") == head.count("|")
+
+
+def test_the_table_has_a_column_for_each_of_several_parts(results):
+    for result in results:
+        result["parts"] = {"ocr": 0.25, "jpeg": 0.0625}
+    head, _, base, _ = table(results).splitlines()
+    assert [cell.strip() for cell in head.strip("|").split("|")][:4] == ["policy", "reward", "ocr", "jpeg"]
+    assert [cell.strip() for cell in base.strip("|").split("|")][:4] == ["base", "1.25", "0.25", "0.0625"]
 
 
 def test_the_picture_has_a_column_for_each_policy(results, tmp_path):

@@ -16,7 +16,7 @@ import omnirl_hpc
 from omnirl_hpc.launch.stop import EXIT_INTERRUPTED, StopFlag, StopReason, StopRequested
 from tests.helpers import one_rank_group
 
-NONE, REQUEUE, USER = StopReason.NONE, StopReason.REQUEUE, StopReason.USER
+NONE, REQUEUE, TERM, USER = StopReason
 SLURM = {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": "2"}
 
 
@@ -56,7 +56,7 @@ def test_the_first_start_of_a_job_counts_as_restart_0(tmp_path):
     assert StopFlag(tmp_path, {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": ""}).system_file == tmp_path / "STOP.123.0"
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGUSR1, REQUEUE), (signal.SIGTERM, USER), (signal.SIGINT, USER)])
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGUSR1, REQUEUE), (signal.SIGTERM, TERM), (signal.SIGINT, USER)])
 def test_signals(flag, number, reason):
     os.kill(os.getpid(), number)
     assert flag.here(look_at_files=False) == reason
@@ -66,14 +66,15 @@ def test_signals(flag, number, reason):
 
 
 @pytest.mark.parametrize("order", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
-def test_a_person_counts_more_than_the_system(flag, order):
+def test_a_signal_that_may_be_a_persons_counts_more_than_the_systems(flag, order):
     for number in order:
         os.kill(os.getpid(), number)
-    assert flag.here(look_at_files=False) == USER
+    assert flag.here(look_at_files=False) == TERM
 
 
-def test_a_file_of_a_person_counts_more_than_a_signal_of_the_system(flag, tmp_path):
-    os.kill(os.getpid(), signal.SIGUSR1)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_file_of_a_person_counts_more_than_a_signal(flag, tmp_path, number):
+    os.kill(os.getpid(), number)
     (tmp_path / "STOP").touch()
     assert flag.here(look_at_files=True) == USER
 
@@ -103,11 +104,11 @@ def test_rank_0_looks_at_files_and_every_rank_listens_to_signals(flag, tmp_path)
         assert stop.value.reason == REQUEUE
 
 
-@pytest.mark.parametrize(("reason", "marked"), [(NONE, False), (USER, False), (REQUEUE, True)])
-def test_the_request_is_consumed_and_only_the_system_gets_a_marker(flag, tmp_path, reason, marked):
+@pytest.mark.parametrize(("reason", "left"), [(NONE, set()), (USER, set()), (TERM, {"TERM.123.2"}), (REQUEUE, {"REQUEUE.123.2"})])
+def test_the_request_is_consumed_and_the_batch_shell_is_told(flag, tmp_path, reason, left):
     (tmp_path / "STOP").touch()
     flag.acknowledge(reason)
-    assert {path.name for path in tmp_path.iterdir()} == ({"REQUEUE.123.2"} if marked else set())
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_without_slurm_there_is_nobody_to_requeue(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from omnirl_hpc.preflight.needs import Needs, least_needs
 
 # 6000 + 600 parameters; LoRA on to_q alone: A [r, 60] and B [100, r].
@@ -44,5 +44,5 @@ def test_qwen_images_own_targets_are_found():
             shapes |= {f"{block.format(i)}.{stream}.{name}.weight": shape for name, shape in mlp.items()}
         shapes[f"{block.format(i)}.img_mod.1.weight"] = (6 * width, width)  # no target
     config = load_config(["run_dir=-", "model.path=-", "data.prompts=-", "checkpoint.keep=1"]).config
-    needs = least_needs(config, shapes, FAMILIES["qwen_image"].lora_targets, world_size=1)
+    needs = least_needs(config, shapes, QwenImage.lora_targets, world_size=1)
     assert needs.disk == 2 * 3 * 4 * 60 * 64 * (8 * 2 * width + 2 * 2 * 5 * width)

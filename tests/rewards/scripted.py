@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import dataclass
 
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 
@@ -27,9 +29,28 @@ class Scripted(Reward):
         return [float(number) for number in order.split()]
 
 
-class CannotBeMade(Reward):
-    def __init__(self) -> None:
+class CannotBeMade(Scripted):
+    def __init__(self, settings: RewardPartConfig) -> None:
         raise RuntimeError("no weights")
 
+
+class NeedsPackages(Scripted):
+    packages = ("json", "no_such_package")
+
+
+class NeedsTargets(Scripted):
+    needs_target = True
+
+
+@dataclass
+class FixedConfig(RewardPartConfig):
+    value: float = 0.0
+
+
+class Fixed(Reward):
+    """Scores what its settings say."""
+
+    Settings = FixedConfig
+
     def score(self, batch: RewardBatch) -> list:
-        return []
+        return [self.settings.value] * len(batch.prompts)

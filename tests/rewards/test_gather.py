@@ -1,15 +1,25 @@
-"""Weights of a step's samples; the gathering itself needs ranks and is tested with them."""
+"""The rewards of a step and the weights of its samples. Gathering from several ranks is tested in tests/test_trainer.py."""
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.config.schema import RewardConfig, RewardPartConfig
+from omnirl_hpc.errors import RewardError
+from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
+from omnirl_hpc.rewards.runner import Scores
+from tests.helpers import one_rank_group
+
+NAN = math.nan
 
 
 def step(groups: list[int], mask: list[bool]) -> ScoredStep:
     size = len(groups)
-    return ScoredStep(torch.zeros(size).double(), torch.tensor(mask), torch.tensor(groups), torch.arange(size), 0.0)
+    return ScoredStep(torch.zeros(size).double(), {}, torch.tensor(mask), torch.tensor(groups), torch.arange(size), 0.0)
 
 
 def test_weights_of_each_update_sum_to_one():
@@ -20,3 +30,36 @@ def test_weights_of_each_update_sum_to_one():
 
 def test_an_update_without_any_valid_sample_weighs_nothing():
     assert step([0, 0, 1, 1], [False, False, True, True]).weights(updates=2).tolist() == [0, 0, 0.5, 0.5]
+
+
+def gathered(allowed: float = 1.0, **scores: list[float]) -> ScoredStep:
+    """Two groups of two samples, in another order than theirs; text counts twice, size is subtracted."""
+    batch = SimpleNamespace(group=torch.tensor([1, 0, 1, 0]), sample=torch.tensor([0, 1, 1, 0]))
+    parts = {"text": RewardPartConfig(weight=2.0), "size": RewardPartConfig(weight=-1.0)}
+    parts = {name: Scores(values, 1.5, ["no paper"] if NAN in values else []) for name, values in scores.items()}, parts
+    with one_rank_group():
+        return gather_scores(parts[0], batch, RewardConfig(parts[1], max_failed_fraction=allowed))
+
+
+def test_rewards_are_the_weighted_sum_of_the_parts_in_the_order_of_groups():
+    made = gathered(text=[0.1, 0.2, 0.3, 0.4], size=[1.0, 2.0, 3.0, 4.0])
+    assert made.parts["text"].tolist() == [0.4, 0.2, 0.1, 0.3] and made.parts["size"].tolist() == [4, 2, 1, 3]
+    assert made.rewards.tolist() == pytest.approx([0.8 - 4, 0.4 - 2, 0.2 - 1, 0.6 - 3])
+    assert made.groups.tolist() == [0, 0, 1, 1] and made.own.tolist() == [2, 1, 3, 0]
+    assert made.seconds == 3.0
+
+
+def test_a_sample_that_one_part_could_not_score_has_no_reward_but_keeps_its_other_score():
+    made = gathered(text=[0.1, NAN, 0.3, 0.4], size=[1.0, 2.0, 3.0, 4.0])
+    assert made.mask.tolist() == [True, False, True, True] and math.isnan(made.rewards[1])
+    assert made.parts["size"][1] == 2.0
+
+
+def test_too_many_failures_name_every_part_that_failed():
+    with pytest.raises(RewardError) as error:
+        gathered(allowed=0.5, text=[0.1, NAN, 0.3, 0.4], size=[NAN, 2.0, NAN, 4.0])
+    assert str(error.value) == (
+        "reward text gave no finite score for 1 and reward size gave no finite score for 2 of 4 samples, "
+        "more than reward.max_failed_fraction=0.5 allows; first failure on this rank: no paper"
+    )
+    gathered(allowed=0.75, text=[0.1, NAN, 0.3, 0.4], size=[NAN, 2.0, NAN, 4.0])

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.rewards.jpeg_compressibility import JpegCompressibility
 from omnirl_hpc.rewards.reward import RewardBatch
 
 
 def score(*images: np.ndarray) -> list[float]:
-    return JpegCompressibility().score(RewardBatch(np.stack(images), [Prompt(str(i), "p") for i in range(len(images))]))
+    return JpegCompressibility(RewardPartConfig()).score(
+        RewardBatch(np.stack(images), [Prompt(str(i), "p") for i in range(len(images))])
+    )
 
 
 FLAT = np.full((64, 64, 3), 128, np.uint8)

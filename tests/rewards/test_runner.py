@@ -10,12 +10,11 @@ import signal
 import numpy as np
 import pytest
 
-from omnirl_hpc.config.schema import RewardConfig
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner
-from tests.rewards.scripted import CannotBeMade, Scripted
 
 
 def batch(order: str, size: int = 2) -> RewardBatch:
@@ -26,8 +25,8 @@ def batch(order: str, size: int = 2) -> RewardBatch:
 def make_runner():
     runners = []
 
-    def make(reward=Scripted, **settings) -> RewardRunner:
-        runners.append(RewardRunner(RewardConfig(name="scripted", **{"timeout_seconds": 60.0} | settings), reward))
+    def make(reward="Scripted") -> RewardRunner:
+        runners.append(RewardRunner("scripted", RewardPartConfig(f"tests.rewards.scripted:{reward}", timeout_seconds=60.0)))
         return runners[-1]
 
     yield make
@@ -38,7 +37,7 @@ def make_runner():
 @pytest.fixture(scope="module")
 def runner():
     """One runner for the tests that leave its worker alive."""
-    runner = RewardRunner(RewardConfig(name="scripted", timeout_seconds=60.0), Scripted)
+    runner = RewardRunner("scripted", RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0))
     yield runner
     runner.close()
 
@@ -92,11 +91,12 @@ def test_a_hang_ends_at_the_deadline_and_so_does_its_worker(make_runner):
     runner.submit(batch("pid", size=1))
     pid = runner.collect().values[0]
     (worker,) = (process for process in multiprocessing.active_children() if process.pid == pid)
-    runner._config.timeout_seconds = 0.5  # only now that the worker runs: starting takes seconds on a busy machine
+    runner._settings.timeout_seconds = 0.5  # only now that the worker runs: starting takes seconds on a busy machine
     runner.submit(batch("hang"))
     runner.submit(batch("1 2"))
     with pytest.raises(
-        RewardError, match=r"reward scripted did not score 2 of 2 micro-batches within 1 s \(reward.timeout_seconds"
+        RewardError,
+        match=r"reward scripted did not score 2 of 2 micro-batches within 1 s \(reward.parts.scripted.timeout_seconds",
     ):
         runner.collect()
     worker.join(timeout=30)
@@ -128,7 +128,7 @@ def test_a_killed_worker_is_an_error_that_names_the_reward(make_runner):
 
 
 def test_a_reward_that_cannot_be_made_is_an_error_that_names_it(make_runner):
-    runner = make_runner(CannotBeMade)
+    runner = make_runner("CannotBeMade")
     runner.submit(batch("1 2"))
     with pytest.raises(RewardError, match="a worker process of reward scripted ended"):
         runner.collect()

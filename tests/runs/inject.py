@@ -1,10 +1,10 @@
 """`python -m tests.runs.inject ACTION:PLACE:STEP:RANK … -- train …`: the program, with faults at named places.
 
-ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), pause (until the file GO), nan (gradient).
+ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
+        pause (makes the file PAUSED, until there is a file GO).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
         save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
-`reward` instead of a fault: the reward is tests.runs.rewards.Unreliable. `memory`: rank 0 notes its resident memory after each
-step in the file `resident` of the run directory, in bytes.
+`memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Faults:
             (self.run_dir / "PAUSED").touch()
             while not (self.run_dir / "GO").exists():
                 time.sleep(0.05)
+            (self.run_dir / "GO").unlink()
+            (self.run_dir / "PAUSED").unlink()
         else:
             raise ValueError(action)
 
@@ -55,11 +57,10 @@ def resident_bytes() -> int:
 def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc import trainer
     from omnirl_hpc.checkpoint import Checkpointer
-    from omnirl_hpc.rewards.runner import RewardRunner
+    from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.trainer import Trainer
-    from tests.runs.rewards import Unreliable
 
-    train_step, submit, deliver = Trainer.train_step, RewardRunner.submit, trainer.deliver_lora
+    train_step, submit, deliver = Trainer.train_step, RewardMix.submit, trainer.deliver_lora
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
 
     def counted_step(self, step):
@@ -91,10 +92,8 @@ def patch(faults: Faults, options: list[str]) -> None:
         write(self, step, *arguments)
         faults.at("save", step)
 
-    Trainer.train_step, RewardRunner.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
+    Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients, trainer.deliver_lora = faulty_accumulate, faulty_apply, faulty_deliver
-    if "reward" in options:
-        trainer.REWARDS["jpeg_compressibility"] = Unreliable
 
 
 def main() -> None:

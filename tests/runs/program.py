@@ -1,4 +1,7 @@
-"""Starts the program as a user does, on one rank or on two with torchrun, and waits for its end."""
+"""Starts the program as a user does, on one rank or on two with torchrun, and waits for its end.
+
+tests/slurm starts it as jobs, and shares what needs no Slurm.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -24,9 +27,8 @@ DEADLINE = 300.0  # seconds; only keeps a run that hangs from hanging the suite
 DEAD_RANK_SECONDS = 60.0  # what the design promises between the death of a rank and the end of its job
 OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_")
 
-# 4 prompts x 2 samples, 2 updates a step; a step takes about half a second on two ranks.
+# Of the recipe flowgrpo_tiny: 4 prompts x 2 samples, 2 updates a step; a step takes about half a second on two ranks.
 SMALL = (
-    "recipe=flowgrpo_tiny",
     "model.height=32",
     "model.width=32",
     "data.prompts_per_step=4",
@@ -64,11 +66,7 @@ class Job:
 
     def wait_for(self, file: Path) -> None:
         """Wait until the job has made a file."""
-        end = time.monotonic() + DEADLINE
-        while not file.exists():
-            if self.process.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"the job ended, or did nothing, before it made {file}: {self._output.read_text()}")
-            time.sleep(0.05)
+        wait_until(file.exists, f"the job to make {file}", self._output.read_text, over=lambda: self.process.poll() is not None)
 
     def kill_everything(self) -> None:
         """kill -9 of the launcher, the ranks and their reward workers."""
@@ -76,6 +74,27 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    output: Callable[[], str],
+    over: Callable[[], object] = lambda: False,
+    seconds: float = DEADLINE,
+) -> None:
+    """Fails the test after `seconds`, or once it is `over` and there is nothing to wait for any more."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end or (over() and not condition()):
+            pytest.fail(f"waited for {what} in vain: {output()}")
+        time.sleep(0.1)
+
+
+def go_on(run_dir: Path) -> None:
+    """The end of a fault `pause`."""
+    (run_dir / "GO").touch()
+    wait_until(lambda: not (run_dir / "PAUSED").exists(), "the rank to go on", lambda: str(run_dir), seconds=20)
 
 
 def family(pid: int) -> list[int]:
@@ -95,7 +114,7 @@ class Program:
     """`train` on the tiny model, with everything that tests do not vary."""
 
     def __init__(self, model: Path, prompts: Path, folder: Path) -> None:
-        self._needed = (*SMALL, f"model.path={model}", f"data.prompts={prompts}")
+        self._needed = ("recipe=flowgrpo_tiny", *SMALL, f"model.path={model}", f"data.prompts={prompts}")
         self._folder = folder
         self._count = 0
 
@@ -143,13 +162,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(run_dir: Path, reference: Path) -> None:
-    """Equal to the bit, with every line once: as if it had never been stopped."""
+    """Equal to the bit, with every line once: as if it had never been stopped. Nothing of the stops is left behind."""
     code, said = compare(reference, run_dir)
     assert code == 0, said
-    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == list(range(6))
-    for name in ("hashes.jsonl", "samples/index.jsonl"):
+    steps = [line["step"] for line in lines(reference / "metrics.jsonl")]
+    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == steps == list(range(len(steps)))
+    for name in ("hashes.jsonl", "samples/index.jsonl", "checkpoints/latest"):
         assert (run_dir / name).read_text() == (reference / name).read_text()
-    last = "checkpoints/step_000006/adapter/adapter_model.safetensors"
+    last = f"checkpoints/step_{len(steps):06d}/adapter/adapter_model.safetensors"
     assert (run_dir / last).read_bytes() == (reference / last).read_bytes()
     assert not list(run_dir.glob("checkpoints/*.tmp"))
-    assert not (run_dir / "STOP").exists() and not (run_dir / "lock.json").exists()
+    assert not [path.name for path in run_dir.iterdir() if path.name.startswith(("STOP", "TERM", "REQUEUE", "lock"))]

@@ -12,11 +12,13 @@ from tests.runs.program import lines
 
 pytestmark = pytest.mark.slow
 
+UNRELIABLE = "reward=tests.runs.rewards:Unreliable"
+
 
 def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_path):
     """Step 0: one of two calls raises. Step 1: one sample is NaN."""
     allowed = "reward.max_failed_fraction=0.5"
-    program.finish(tmp_path / "run", allowed, "steps=2", "logging.samples_every=1", ranks=1, faults=("reward",))
+    program.finish(tmp_path / "run", UNRELIABLE, allowed, "steps=2", "logging.samples_every=1", ranks=1)
     metrics = lines(tmp_path / "run/metrics.jsonl")
     assert [line["reward/failed"] for line in metrics] == [4, 1]
     scores = [[s["reward"] for s in lines(tmp_path / "run/samples/index.jsonl") if s["step"] == step] for step in (0, 1)]
@@ -25,16 +27,15 @@ def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_pa
     for line, given in zip(metrics, scores):
         valid = [score for score in given if score is not None]
         assert line["reward/mean"] == pytest.approx(sum(valid) / len(valid))
-    assert (
-        "reward jpeg_compressibility failed: OSError: the scorer is out of paper" in (tmp_path / "run/log/rank_0.log").read_text()
-    )
+    log = (tmp_path / "run/log/rank_0.log").read_text()
+    assert "reward Unreliable failed: OSError: the scorer is out of paper" in log
 
 
 def test_too_many_failures_stop_the_run_and_name_the_reward(program, tmp_path):
-    ended = program.run(tmp_path / "run", "reward.max_failed_fraction=0.25", "steps=2", ranks=1, faults=("reward",))
+    ended = program.run(tmp_path / "run", UNRELIABLE, "reward.max_failed_fraction=0.25", "steps=2", ranks=1)
     assert ended.code == 1
     last = ended.output.splitlines()[-1]
-    assert "reward jpeg_compressibility gave no finite score for 4 of 8 samples" in last
+    assert "reward Unreliable gave no finite score for 4 of 8 samples" in last
     assert "reward.max_failed_fraction=0.25" in last and "the scorer is out of paper" in last
     assert "Traceback" not in ended.output
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from omnirl_hpc.adapters import load_adapter
 from omnirl_hpc.checkpoint_files import read_state
 from tests.runs.conftest import STRICT
-from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, lines
+from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, go_on, lines
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(p
         first.wait_for(run_dir / "PAUSED")
         second = program.run(run_dir, *STRICT)
         assert first.process.poll() is None
-        (run_dir / "GO").touch()
+        go_on(run_dir)
         ended = first.wait()
     assert second.code != 0
     assert "exitcode  : 2" in second.output  # as torchrun reports the rank that ended first
@@ -44,9 +44,9 @@ def test_another_seed_differs_from_step_0_on(program, reference, tmp_path):
     assert said.startswith("different: step 0, phase rollout, tensor noise: ")
 
 
-def test_killed_after_three_steps(program, reference, tmp_path):
-    """The checkpoint is of step 2: what was written about the third step is written again."""
-    every = "checkpoint.every=2"
+def test_killed_after_three_steps_with_a_torn_checkpoint(program, reference, tmp_path):
+    """The last whole checkpoint is of step 2: what was written about the third step is written again."""
+    every = "checkpoint.every=1"
     run_dir = tmp_path / "killed"
     with program.start(run_dir, *STRICT, every, faults=("pause:rollout:3:1",)) as job:
         job.wait_for(run_dir / "PAUSED")
@@ -54,7 +54,9 @@ def test_killed_after_three_steps(program, reference, tmp_path):
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0, 1, 2]
     with (run_dir / "hashes.jsonl").open("a") as file:
         file.write('{"step": 3, "pha')  # a line that was being written
-    program.finish(run_dir, *STRICT, every)
+    (run_dir / "checkpoints/step_000003/state.json").write_text("{")
+    ended = program.finish(run_dir, *STRICT, every)
+    assert "step_000003 is not whole (has 1 of " in ended.output and "going on from step 2 of 6" in ended.output
     assert_same_run(run_dir, reference)
 
 
@@ -71,12 +73,12 @@ def test_stopped_again_and_again(program, reference, tmp_path):
     # USR1 to one rank in the first micro-batch after that: stopped twice in a row, no step done between.
     ended = program.finish(run_dir, *STRICT, rare, faults=("usr1:rollout:1:1",), SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
     assert "stopped for the system" in ended.output
-    assert (run_dir / "REQUEUE.77.2").exists()
+    (run_dir / "REQUEUE.77.2").unlink()  # as the batch shell does
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0]
 
     # TERM to one rank while it saves.
     ended = program.finish(run_dir, *STRICT, rare, faults=("term:save:3:1",))
-    assert "stopped: everything is saved" in ended.output
+    assert "stopped by SIGTERM: everything is saved" in ended.output
     assert not list(run_dir.glob("REQUEUE.*.0"))
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_000003"
 
@@ -92,10 +94,8 @@ def test_a_rank_dies_in_each_phase(program, reference, tmp_path):
             run_dir, *STRICT, "checkpoint.every=1", faults=(f"pause:rollout:{fault.split(':')[2]}:0", fault)
         ) as job:
             job.wait_for(run_dir / "PAUSED")
-            (run_dir / "GO").touch()
+            go_on(run_dir)
             ended = job.wait(DEAD_RANK_SECONDS)
-        (run_dir / "PAUSED").unlink()
-        (run_dir / "GO").unlink()
         assert ended.code != 0
         assert "-9" in ended.output  # torchrun names the signal
         assert (run_dir / "checkpoints" / "latest").read_text() == f"step_{int(fault.split(':')[2]):06d}"

@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Callable
+from typing import Iterator
 
-import pytest
-
-from tests.runs.program import DEADLINE, OURS, ROOT
+from tests.runs import program
+from tests.runs.program import DEADLINE, OURS, ROOT, wait_until
 
 HOSTS = Path(__file__).parent / "hosts"
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE")
 
-# 4 prompts x 2 samples: two for each of 4 ranks. On two cores, starting four ranks takes longer than the steps.
-SMALL = (
-    "model.height=32",
-    "model.width=32",
-    "data.prompts_per_step=4",
-    "data.samples_per_prompt=2",
-    "sampling.num_inference_steps=3",
-    "sampling.window.size=1",
-    "sampling.window.last=2",
-    "rollout.micro_batch_size=2",
-    "actor.micro_batch_size=1",
-    "actor.updates_per_step=1",
-    "actor.lora.rank=4",
-    "actor.optimizer.warmup_updates=8",  # a schedule that a wrong resume would lose
-    "logging.samples_every=0",
-    "timeout_seconds=120",
-    "determinism=strict",
-)
+# On two cores, starting four ranks takes longer than the steps. Each rank has two samples.
+SMALL = (*program.SMALL, "rollout.micro_batch_size=2", "actor.updates_per_step=1", "determinism=strict")
 
-# Stands where a job script expects Python, and puts the faults of $FAULTS into `train`.
+# Stands where a job script expects Python, and puts the faults of $FAULTS into `train`, also behind torchrun.
 FAULTY_PYTHON = f"""#!/usr/bin/env bash
-if [ "$3" = train ]; then exec '{sys.executable}' -m tests.runs.inject $FAULTS -- "${{@:3}}"; fi
-exec '{sys.executable}' "$@"
+words=("$@")
+for i in "${{!words[@]}}"; do
+  if [ "${{words[i]}} ${{words[i + 1]}}" = "omnirl_hpc train" ]; then
+    words=("${{words[@]:0:i}}" tests.runs.inject $FAULTS -- "${{words[@]:i + 1}}")
+    break
+  fi
+done
+exec '{sys.executable}' "${{words[@]}}"
 """
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float, output: Callable[[], str]) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {seconds:.0f} s for {what}: {output()}")
-        time.sleep(0.2)
 
 
 class Cluster:
@@ -59,10 +41,7 @@ class Cluster:
         self._shared = ":".join(str(path) for path in (shared, ROOT, Path(sys.prefix), Path(sys.base_prefix)))
         self.environ = {key: value for key, value in os.environ.items() if not key.startswith((*OURS, "SBATCH_"))}
         self.environ |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "SBATCH_OUTPUT": str(folder / "%x-%j.out")}
-        self.environ |= {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }  # the pretend hosts know no other user
+        self.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # they know no other user
         self._faulty_python = folder / "python_with_faults"
         self._faulty_python.write_text(FAULTY_PYTHON)
         self._faulty_python.chmod(0o755)
@@ -73,6 +52,26 @@ class Cluster:
 
     def down(self) -> None:
         subprocess.run([HOSTS / "down.sh", self._state], check=True, timeout=60)
+
+    def crash(self, host: str) -> None:
+        """The power goes: nobody hears of it, not even that connections are closed."""
+        self.call("ip", "link", "delete", f"p-{host}")
+        os.kill(int((self._state / f"run/{host}.pid").read_text()), signal.SIGKILL)
+
+    def boot(self, host: str) -> None:
+        subprocess.run([HOSTS / "boot.sh", self._state, host], check=True, timeout=60)
+
+    @contextlib.contextmanager
+    def taken_port(self, host: str, port: int) -> Iterator[None]:
+        """Another program listens there."""
+        listen = f"import socket; s = socket.create_server(('', {port})); print('listening', flush=True)\nwhile True: s.accept()"
+        command = [self._state / "bin/hpc", sys.executable, "-c", listen]
+        with subprocess.Popen(command, env=self.environ | {"HPC_HOST": host}, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "listening\n"
+            try:
+                yield
+            finally:
+                other.kill()
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """A command on the login host, in the checkout."""
@@ -108,9 +107,18 @@ class Cluster:
             environ["PYTHON"] = str(self._faulty_python)
         return Job(self, self.call("sbatch", "--parsable", *options, script, *SMALL, "steps=3", *overrides, **environ))
 
-    def submit_other(self, *arguments: str) -> Job:
-        """Anything but a run."""
-        return Job(self, self.call("sbatch", "--parsable", *arguments))
+    def preempt(self, job: Job) -> Job:
+        """Submit a more urgent job for all nodes, and wait until Slurm has told `job` to make way for it."""
+        options = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+        restarts = job.show()["Restarts"]
+        urgent = Job(self, self.call("sbatch", "--parsable", *options, "--wrap=true"))
+
+        def told() -> bool:
+            shown = job.show()
+            return shown.get("PreemptTime", "None") != "None" or shown["Restarts"] != restarts
+
+        wait_until(told, f"the preemption of job {job.number}", job.output)
+        return urgent
 
 
 class Job:
@@ -128,24 +136,23 @@ class Job:
         words = self._cluster.call("scontrol", "show", "job", "--oneliner", self.number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def over(self) -> bool:
+        return self.show()["JobState"] in ENDED
+
     def wait(self, seconds: float = DEADLINE) -> int:
         """The exit code of the batch script; 128 + the signal that killed it."""
-        wait_until(lambda: self.show()["JobState"] in ENDED, f"the end of job {self.number}", seconds, self.output)
-        code, signal = map(int, self.show()["ExitCode"].split(":"))
-        return 128 + signal if signal else code
+        wait_until(self.over, f"the end of job {self.number}", self.output, seconds=seconds)
+        code, killed_by = map(int, self.show()["ExitCode"].split(":"))
+        return 128 + killed_by if killed_by else code
 
     def wait_for(self, file: Path) -> None:
         """Until a running job has made a file."""
+        wait_until(file.exists, f"job {self.number} to make {file}", self.output, over=self.over)
 
-        def made() -> bool:
-            if not file.exists() and self.show()["JobState"] in ENDED:
-                pytest.fail(f"job {self.number} ended before it made {file}: {self.output()}")
-            return file.exists()
-
-        wait_until(made, f"{file} of job {self.number}", DEADLINE, self.output)
-
-    def wait_for_state(self, state: str) -> None:
-        wait_until(lambda: self.show()["JobState"] == state, f"job {self.number} to be {state}", DEADLINE, self.output)
+    def wait_for_start(self, number: int) -> None:
+        """Until it has been requeued `number` times, and waits or runs."""
+        what = f"start {number} of job {self.number}"
+        wait_until(lambda: self.show()["Restarts"] == str(number), what, self.output, over=self.over)
 
     def signal(self, name: str, *options: str) -> None:
         self._cluster.call("scancel", f"--signal={name}", *options, self.number)

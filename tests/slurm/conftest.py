@@ -9,6 +9,7 @@ from typing import Iterator
 
 import pytest
 
+from tests.slurm import apptainer
 from tests.slurm.cluster import Cluster
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "mpirun", "ip", "nsenter", "unshare")
@@ -17,12 +18,19 @@ PROBLEM = "the pretend hosts can be made by root only" if os.geteuid() else MISS
 LEFT_OUT = PROBLEM is not None and os.environ.get("CI", "").lower() not in ("1", "true")
 NEED_SLURM = ["test_jobs.py"]
 
-collect_ignore = NEED_SLURM if LEFT_OUT else []
+# Unlike Slurm it cannot be had everywhere: without it CI, too, goes on with a stand-in, and says so.
+NO_APPTAINER = PROBLEM or apptainer.problem()
+NEED_APPTAINER = ["test_containers.py"]
+
+collect_ignore = (NEED_SLURM if LEFT_OUT else []) + (NEED_APPTAINER if NO_APPTAINER else [])
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
     if LEFT_OUT:
         terminalreporter.write_line(f"left out: tests/slurm/{{{','.join(NEED_SLURM)}}}: {PROBLEM}")
+    if NO_APPTAINER:
+        instead = "" if LEFT_OUT else "; only a STAND-IN for it is tested (test_jobs.py: test_in_a_container)"
+        terminalreporter.write_line(f"left out: tests/slurm/{NEED_APPTAINER[0]}: {NO_APPTAINER}{instead}")
 
 
 @pytest.fixture(scope="session")

@@ -1,68 +1,112 @@
 """The job scripts on a real Slurm, two hosts with two ranks each: launchers, the ways to stop, faults, chains.
 
-What needs no Slurm (every phase a rank can die in, torn checkpoints, a full disk) is tested in tests/runs.
+What needs no Slurm is tested without it: every phase that a rank can die in (tests/runs), torn checkpoints, a full disk
+(tests/test_checkpoint.py).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.runs.program import DEAD_RANK_SECONDS, ROOT, compare, lines
+from omnirl_hpc.launch.identity import slurm_port
+from tests.runs.program import DEAD_RANK_SECONDS, ROOT, assert_same_run, go_on, lines
 from tests.slurm.cluster import SMALL, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 TINY = "sbatch/flowgrpo_tiny.sh"
 ONE_RANK = ("--nodes=1", "--ntasks-per-node=1")
-LAST = "checkpoints/step_000003/adapter/adapter_model.safetensors"
+EVERY = "checkpoint.every=1"
 
 
-def assert_same_run(run_dir: Path, reference: Path) -> None:
-    """Equal to the bit, every step once, nothing left behind."""
-    code, said = compare(reference, run_dir)
-    assert code == 0, said
-    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0, 1, 2]
-    assert (run_dir / LAST).read_bytes() == (reference / LAST).read_bytes()
-    assert not [path.name for path in run_dir.iterdir() if path.name.startswith(("STOP", "REQUEUE", "lock"))]
-
-
-@pytest.mark.parametrize(("launcher", "identity"), [("torchrun", "torchrun"), ("mpirun", "mpi"), ("pmix", "srun")])
-def test_launchers_give_the_same_run(cluster, reference, tmp_path, launcher, identity):
+def test_mpirun_gives_the_same_run(cluster, reference, tmp_path):
     """As `srun python`, which made the reference."""
-    job = cluster.submit(TINY, tmp_path / "run", LAUNCHER=launcher)
+    job = cluster.submit(TINY, tmp_path / "run", LAUNCHER="mpirun")
     assert job.wait() == 0, job.output()
-    assert f"│ launcher    │ {identity} " in job.output()
+    assert "│ launcher    │ mpi " in job.output()
     assert_same_run(tmp_path / "run", reference)
 
 
-def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cluster, reference, tmp_path):
-    """Both in the middle of step 1: the first stop, and right after it another, with no step done between."""
+def test_pmix_gives_the_same_run_on_another_port_than_one_that_is_taken(cluster, reference, tmp_path):
+    job = cluster.submit(TINY, tmp_path / "run", options=("--hold",), LAUNCHER="pmix")
+    port = slurm_port({"SLURM_JOB_ID": job.number})
+    with cluster.taken_port("hpc01", port):
+        cluster.call("scontrol", "release", job.number)
+        assert job.wait() == 0, job.output()
+    assert "│ launcher    │ srun " in job.output()
+    assert f"  MASTER_PORT  {port + 1}\n" in job.output()
+    assert_same_run(tmp_path / "run", reference)
+
+
+def test_torchrun_loses_a_rank_and_gives_the_same_run(cluster, reference, tmp_path):
+    """Also: the second job takes over the folder of a first one that did not end well."""
     run_dir = tmp_path / "run"
-    job = cluster.submit(TINY, run_dir, faults=("pause:rollout:1:0",))
+    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "die:rollout:1:3"), LAUNCHER="torchrun")
+    job.wait_for(run_dir / "PAUSED")
+    go_on(run_dir)
+    assert job.wait(DEAD_RANK_SECONDS) not in (0, 2), job.output()
+    assert "host      : hpc02" in job.output() and "Signal 9 (SIGKILL)" in job.output()
+    assert job.show()["Restarts"] == "0"
+
+    job = cluster.submit(TINY, run_dir, EVERY, LAUNCHER="torchrun")
+    assert job.wait() == 0, job.output()
+    assert "│ launcher    │ torchrun " in job.output() and "going on from step 1 of 3" in job.output()
+    assert_same_run(run_dir, reference)
+
+
+def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cluster, reference, tmp_path):
+    """While it starts, twice in the middle of step 1 with no step done between, and while it saves."""
+    run_dir = tmp_path / "run"
+    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "pause:save:2:0"))
+    job.wait_for(run_dir / "lock.json")
+    cluster.preempt(job)
+    job.wait_for_start(1)
+    assert not (run_dir / "metrics.jsonl").exists()
+
     job.wait_for(run_dir / "PAUSED")
     job.signal("USR1", "--batch")  # as before the time limit
-    job.wait_for(run_dir / f"STOP.{job.number}.0")
-    (run_dir / "GO").touch()
-    job.wait_for_state("PENDING")
-    (run_dir / "PAUSED").unlink()
-    (run_dir / "GO").unlink()
+    job.wait_for(run_dir / f"STOP.{job.number}.1")
+    go_on(run_dir)
+    job.wait_for_start(2)
 
     job.wait_for(run_dir / "PAUSED")
-    urgent = cluster.submit_other("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true")
-    job.wait_for(run_dir / f"STOP.{job.number}.1")
-    (run_dir / "GO").touch()
-    assert urgent.wait() == 0, urgent.output()
+    cluster.preempt(job)
+    go_on(run_dir)
+    job.wait_for_start(3)
+    assert len(lines(run_dir / "metrics.jsonl")) == 1
+
+    job.wait_for(run_dir / "PAUSED")
+    go_on(run_dir)
+    job.wait_for(run_dir / "PAUSED")
+    urgent = cluster.preempt(job)
+    go_on(run_dir)
+    assert urgent.wait() == 0
+    assert (run_dir / "checkpoints/latest").read_text() == "step_000002"
 
     assert job.wait() == 0, job.output()
-    assert job.show()["Restarts"] == "2"
+    assert job.show()["Restarts"] == "4"
     said = job.output()
-    assert said.count(f"job {job.number}, start ") == 3
+    assert said.count(f"job {job.number}, start ") == 5
     assert [said.count(f"step    {step}/3") for step in (1, 2, 3)] == [1, 1, 1]
+    assert_same_run(run_dir, reference)
+
+
+def test_a_lost_node_requeues_the_job(cluster, reference, tmp_path):
+    """By Slurm itself, within its own timeout."""
+    run_dir = tmp_path / "run"
+    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0",))
+    job.wait_for(run_dir / "PAUSED")
+    cluster.crash("hpc02")
+    go_on(run_dir)
+    job.wait_for_start(1)
+    cluster.boot("hpc02")
+    job.wait_for(run_dir / "PAUSED")
+    go_on(run_dir)
+    assert job.wait() == 0, job.output()
+    assert "going on from step 1 of 3" in job.output()
     assert_same_run(run_dir, reference)
 
 
@@ -104,50 +148,45 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     assert second.wait() == 2, second.output()
     assert f"run_dir={run_dir} is in use by slurm job {job.number} on hpc01" in second.output()
     (run_dir / "STOP").touch()
-    (run_dir / "GO").touch()
+    go_on(run_dir)
     assert job.wait() == 0, job.output()
     assert f"stopped: everything is saved in {run_dir}" in job.output()
     assert job.show()["Restarts"] == "0"
     assert (run_dir / "checkpoints/latest").read_text() == "step_000001"
 
     # A rank is killed in step 2.
-    every = "checkpoint.every=1"
-    job = cluster.submit(TINY, run_dir, every, faults=("pause:rollout:2:0", "die:rollout:2:3"))
-    (run_dir / "PAUSED").unlink()
-    (run_dir / "GO").unlink()
+    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:2:0", "die:rollout:2:3"))
     job.wait_for(run_dir / "PAUSED")
-    (run_dir / "GO").touch()
-    begin = time.monotonic()
+    go_on(run_dir)
     assert job.wait(DEAD_RANK_SECONDS) not in (0, 2), job.output()
-    print(f"the death of a rank ended the job after {time.monotonic() - begin:.0f} s")
     assert "hpc02: task 3: Killed" in job.output()
     assert job.show()["Restarts"] == "0"
 
-    # TERM to the ranks.
-    (run_dir / "PAUSED").unlink()
-    (run_dir / "GO").unlink()
-    job = cluster.submit(TINY, run_dir, every, faults=("pause:rollout:2:0",))
+    # TERM to the ranks, which Slurm sends for a preemption, too.
+    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:2:0",))
     job.wait_for(run_dir / "PAUSED")
     job.signal("TERM")
-    (run_dir / "GO").touch()
+    go_on(run_dir)
     assert job.wait() == 0, job.output()
-    assert f"stopped: everything is saved in {run_dir}" in job.output()
+    assert f"stopped by SIGTERM: everything is saved in {run_dir}" in job.output()
     assert job.show()["Restarts"] == "0"
 
-    job = cluster.submit(TINY, run_dir, every)
+    job = cluster.submit(TINY, run_dir, EVERY)
     assert job.wait() == 0, job.output()
     assert_same_run(run_dir, reference)
 
 
 def test_repro_ends_with_the_answer(cluster, tmp_path):
-    environ = {"WAIT": "1", "OPTIONS": " ".join(ONE_RANK)}
+    """Both chains side by side. WAIT=1 would end with the exit code of the last job."""
     command = ("bash", "sbatch/repro.sh", *SMALL, "steps=1")
-    same = cluster.run(*command, RUN_DIR=str(tmp_path / "same"), **environ)
-    assert same.returncode == 0, same.stdout
-    assert Job(cluster, same.stdout.split()[-1]).output().startswith("equal: ")
-    other = cluster.run(*command, RUN_DIR=str(tmp_path / "other"), SECOND="seed=1", **environ)
-    assert other.returncode == 1, other.stdout
-    assert Job(cluster, other.stdout.split()[-1]).output().startswith("different: step 0, phase rollout, tensor noise: ")
+    answers = {}
+    for name, environ in (("same", {}), ("other", {"SECOND": "seed=1"})):
+        said = cluster.call(*command, RUN_DIR=str(tmp_path / name), OPTIONS=" ".join(ONE_RANK), **environ)
+        answers[name] = Job(cluster, said.split()[-1])
+    assert answers["same"].wait() == 0, answers["same"].output()
+    assert answers["same"].output().startswith("equal: ")
+    assert answers["other"].wait() == 1, answers["other"].output()
+    assert answers["other"].output().startswith("different: step 0, phase rollout, tensor noise: ")
 
 
 def test_in_a_container(cluster, reference, tmp_path):
@@ -165,13 +204,18 @@ def test_in_a_container(cluster, reference, tmp_path):
 
 
 def test_sweep_trains_one_combination_in_each_task(cluster, reference, tmp_path):
+    """The last task of an array has the array's own number: it is warned, and requeued without the other."""
     options = (*ONE_RANK, "--gpus-per-node=0", "--array=0-1")
-    job = cluster.submit("sbatch/sweep.sh", tmp_path, "steps=1", "seed=3,4", options=options, RECIPE="flowgrpo_tiny")
-    for task in ("0", "1"):
-        part = Job(cluster, f"{job.number}_{task}")
-        assert part.wait() == 0, part.output()
+    array = cluster.submit("sbatch/sweep.sh", tmp_path, "steps=1", "seed=3,4", options=options, RECIPE="flowgrpo_tiny")
+    tasks = [Job(cluster, f"{array.number}_{task}") for task in (0, 1)]
+    tasks[1].wait_for(tmp_path / "001/log/rank_0.log")
+    assert tasks[1].show()["JobId"] == array.number
+    tasks[1].signal("USR1", "--batch")
+    for task, restarts in ((0, "0"), (1, "1")):
+        assert tasks[task].wait() == 0, tasks[task].output()
+        assert tasks[task].show()["Restarts"] == restarts
         config = (tmp_path / f"00{task}/config.yaml").read_text()
-        assert f"\nseed: {3 + int(task)}\n" in config
+        assert f"\nseed: {3 + task}\n" in config
         assert len(lines(tmp_path / f"00{task}/metrics.jsonl")) == 1
 
 

@@ -18,7 +18,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import FAMILIES
+from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
@@ -54,7 +54,7 @@ class Bench:
     def engine(self, rollout: str = "vllm_omni", **settings: Any) -> RolloutEngine:
         config = self.config(rollout, **settings)
         layout = make_layout(config, dist.get_rank(), dist.get_world_size())
-        return make_engine(config, FAMILIES["qwen_image"](config.model), layout, CPU, PhaseTimer(CPU))
+        return make_engine(config, QwenImage(config.model), layout, CPU, PhaseTimer(CPU))
 
     def adapter(self, seed: int) -> dict[str, Tensor]:
         """A random adapter of rank 6: neither the rank nor alpha / rank is one that vllm rounds to or scales exactly by."""

@@ -6,7 +6,8 @@
 #   ROOT/bin/hpc CMD …   runs CMD on the login host (HPC_HOST=hpc01: on a node), in the same directory and environment
 #
 # A host is a set of namespaces with its own name, processes, network (one interface, hsn0), /tmp and /dev/shm; the rest of the file
-# system is shared. So ports and /tmp do not clash between nodes, and killing a host's first process is a node that crashes.
+# system is shared. So ports and /tmp do not clash between nodes, and killing a host's first process (its pid: ROOT/run/NAME.pid) is a
+# node that crashes; boot.sh starts it again.
 # SLURM_CI_SHARED: folders below /tmp that the nodes must see, separated by colons.
 set -euo pipefail
 
@@ -19,7 +20,6 @@ NET=198.18.77 # RFC 2544, only inside the namespaces made here
 R=$(realpath "$1")
 OWNER=${2:-}
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-export SLURM_CI_ROOT=$R SLURM_CI_SHARED=${SLURM_CI_SHARED:-}:$R
 
 die() { echo "up.sh: $*" >&2; exit 1; }
 nodes() { local i; for ((i = 1; i <= NODES; i++)); do printf 'hpc%02d\n' "$i"; done; }
@@ -30,6 +30,7 @@ for tool in slurmctld slurmd sbatch munged mungekey ip nsenter unshare pgrep; do
 done
 [ ! -e "$R/run" ] || die "$R holds a cluster already: down.sh $R first"
 mkdir -p "$R"/{etc,run/munge,run/cgroup,log,state,spool,bin,dev}
+echo "${SLURM_CI_SHARED:-}:$R" >"$R/etc/shared"
 
 # ---------------------------------------------------------------- configuration
 {
@@ -64,17 +65,15 @@ SelectTypeParameters=CR_Core_Memory
 GresTypes=gpu
 # The CPUs and the memory that a node claims need not exist.
 SlurmdParameters=config_overrides
-# Short clocks, so that a test sees in seconds what a site shows in minutes. KillWait is the default of sites.
+# Short clocks, so that a test sees in seconds what a site shows in minutes.
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,batch_sched_delay=0,requeue_delay=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-# On preemption, also send the signal that the job asked for with --signal.
-SlurmctldParameters=preempt_send_user_signal
-KillWait=30
+KillWait=10
 MinJobAge=3600
 MessageTimeout=10
-SlurmdTimeout=15
+SlurmdTimeout=10
 SlurmctldTimeout=15
 BatchStartTimeout=10
 ReturnToService=2
@@ -95,7 +94,6 @@ chmod 400 "$R/etc/munge.key"
 chown root:root "$R/etc/munge.key"
 
 # ---------------------------------------------------------------- hosts
-cp "$HERE/host_init.sh" "$R/bin/host_init"
 cat >"$R/bin/hpc" <<HPC
 #!/usr/bin/env bash
 export SLURM_CONF='$R/etc/slurm.conf'
@@ -114,38 +112,15 @@ wait_for() { # wait_for SECONDS COMMAND …
 }
 all_idle() { [ "$(timeout 3 "$R/bin/hpc" sinfo -h -N -t idle -o %N | sort -u | wc -l)" -ge "$NODES" ]; }
 
-boot() { # boot NAME ROLE ADDRESS
-  local name=$1 role=$2 address=$3 pid='' control holder
-  setsid unshare --fork --kill-child --pid --mount-proc --uts --mount --net --ipc "$R/bin/host_init" "$name" "$role" \
-    </dev/null >>"$R/log/host-$name.log" 2>&1 &
-  holder=$!
-  for _ in $(seq 200); do
-    pid=$(pgrep -P "$holder" | head -n 1 || true)
-    [ -z "$pid" ] || break
-    sleep 0.02
-  done
-  [ -n "$pid" ] || die "host $name did not start: see $R/log/host-$name.log"
-  echo "$pid" >"$R/run/$name.pid"
-  echo "$holder" >"$R/run/$name.holder"
-  if [ "$role" = login ]; then
-    nsenter -t "$pid" -n sh -c "ip link add hsn0 type bridge && ip link set hsn0 up && ip addr add $address/24 dev hsn0"
-  else
-    control=$(cat "$R/run/login01.pid")
-    nsenter -t "$control" -n sh -c "ip link add p-$name type veth peer name hsn0 netns $pid && ip link set p-$name master hsn0 up"
-    nsenter -t "$pid" -n sh -c "ip link set hsn0 up && ip addr add $address/24 dev hsn0"
-  fi
-}
-
 trap '[ $? = 0 ] || "$HERE/down.sh" "$R"' EXIT
-boot login01 login "$NET.10"
+"$HERE/boot.sh" "$R" login01
 wait_for 10 "$R/bin/hpc" mountpoint -q /run/munge || die "login01 is not ready: see $R/log/host-login01.log"
 hpc munged --force --key-file="$R/etc/munge.key" --socket=/run/munge/munge.socket.2 \
   --pid-file="$R/run/munged.pid" --log-file="$R/log/munged.log" --seed-file="$R/run/munge.seed"
 wait_for 10 test -S "$R/run/munge/munge.socket.2" || die "munged: see $R/log/munged.log"
 hpc slurmctld
 wait_for 20 "$R/bin/hpc" scontrol ping || die "slurmctld: see $R/log/slurmctld.log"
-i=10
-for n in $(nodes); do i=$((i + 1)); boot "$n" compute "$NET.$i"; done
+for n in $(nodes); do "$HERE/boot.sh" "$R" "$n"; done
 end=$((SECONDS + 30))
 until all_idle; do
   [ $SECONDS -lt $end ] || { hpc sinfo -R || true; die "nodes did not register: see $R/log/slurmd-*.log"; }

@@ -1,0 +1,57 @@
+"""Is the text that the prompt asks for in the image? Read by RapidOCR, whose models come in its wheel."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from omnirl_hpc.config.schema import OcrConfig
+from omnirl_hpc.rewards.reward import Reward, RewardBatch
+
+# Workers are processes, and sums that depend on a number of threads are not reproducible.
+ONE_THREAD = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
+
+
+class Ocr(Reward):
+    """The definition of flow_grpo (flow_grpo/ocr.py): 1 - d / length of the target, both texts in lower case without white space.
+
+    d is 0 where the target occurs in the recognised text, otherwise the Levenshtein distance of the two, at most the length.
+    """
+
+    Settings = OcrConfig
+    needs_target = True
+    packages = ("rapidocr", "onnxruntime", "rapidfuzz")
+
+    def __init__(self, settings: OcrConfig) -> None:
+        super().__init__(settings)
+        from rapidocr import RapidOCR
+
+        self._read = RapidOCR(
+            params={
+                "Global.text_score": settings.min_confidence,
+                "Global.use_cls": False,  # does not turn lines that stand on their heads
+                "Global.log_level": "error",
+                **ONE_THREAD,
+            }
+        )
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return [similarity(self.recognise(image), prompt.target) for image, prompt in zip(batch.images, batch.prompts)]
+
+    def recognise(self, image: np.ndarray) -> str:
+        """All lines in an image [H, W, 3] uint8, in reading order; "" where there are none."""
+        return "".join(self._read(Image.fromarray(image)).txts or ())
+
+
+def similarity(recognised: str, target: str) -> float:
+    """1 where the target was recognised, 0 where nothing of it was."""
+    from rapidfuzz.distance import Levenshtein
+
+    recognised, target = normalise(recognised), normalise(target)
+    if target in recognised:
+        return 1.0
+    return 1 - min(Levenshtein.distance(recognised, target), len(target)) / len(target)
+
+
+def normalise(text: str) -> str:
+    return "".join(text.lower().split())

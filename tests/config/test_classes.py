@@ -1,0 +1,138 @@
+"""Classes by short name and by import path, and the sentence said where one cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import omnirl_hpc
+from omnirl_hpc.config.classes import BUILT_IN, SETTINGS, find_class, settings_class
+from omnirl_hpc.config.load import load_config
+from omnirl_hpc.errors import ConfigError
+
+NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in BUILT_IN for name in BUILT_IN[group]])
+def test_every_name_has_its_class_and_its_settings(group, name):
+    found = find_class(group, name)
+    assert find_class(group, BUILT_IN[group][name]) is found
+    if group in SETTINGS:
+        assert found.Settings is SETTINGS[group][name] is settings_class(group, name)
+
+
+MINE = """
+from dataclasses import dataclass, field
+from omnirl_hpc.rewards import Reward, RewardBatch, RewardPartConfig
+
+@dataclass
+class MineConfig(RewardPartConfig):
+    level: float = 0.5
+    tags: list[str] = field(default_factory=lambda: ["a"])
+
+class Mine(Reward):
+    Settings = MineConfig
+    def score(self, batch):
+        return [self.settings.level] * len(batch.images)
+
+class Abstract(Reward):
+    pass
+
+class Untyped(Mine):
+    Settings = dict
+
+class Odd(Mine):
+    @dataclass
+    class Settings(RewardPartConfig):
+        level: complex = 1j
+
+class Stranger:
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The file mine.py in the working directory, which is not on Python's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("def :\n")
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    yield tmp_path
+    for name in ("mine", "broken", "needy"):
+        sys.modules.pop(name, None)
+
+
+def said(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*NEEDED, *overrides])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("reward=nowhere:Mine", "reward=nowhere:Mine: there is no module nowhere on Python's path or in the working directory "),
+        ("reward=mine.deeper:Mine", "reward=mine.deeper:Mine: there is no module mine.deeper on"),
+        ("reward=needy:Mine", "reward=needy:Mine: needy needs no_such_package, which is not installed"),
+        ("reward=broken:Mine", "reward=broken:Mine cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("reward=mine:Other", "reward=mine:Other: the module mine has no class Other"),
+        ("reward=mine:number", "reward=mine:number: the module mine has no class number"),
+        *[(f"reward={path}", f"reward={path}: a class of your own is written as") for path in ("mine:", ":Mine", ".mine:Mine")],
+        ("reward=mine:Stranger", "reward=mine:Stranger: Stranger does not derive from omnirl_hpc.rewards.reward.Reward"),
+        ("algorithm=mine:Mine", "algorithm=mine:Mine: Mine does not derive from omnirl_hpc.algorithms.algorithm.Algorithm"),
+        ("reward=mine:Abstract", "reward=mine:Abstract: Abstract does not define score"),
+        (
+            "reward=mine:Untyped",
+            "reward=mine:Untyped: its Settings must be a dataclass that derives from omnirl_hpc.config.schema.RewardPartConfig",
+        ),
+        ("reward=mine:Odd", "reward=mine:Odd: its Settings cannot be used: Unexpected type annotation: complex"),
+        ("reward=[ocr,nowhere:Mine]", "reward=nowhere:Mine: there is no module nowhere"),
+    ],
+)
+def test_what_cannot_be_used(module, override, message):
+    assert said(override).startswith(message)
+
+
+def test_a_reward_of_ones_own_brings_its_settings(module):
+    loaded = load_config([*NEEDED, "reward=mine:Mine", "reward.parts.Mine.level=0.25", "reward.parts.Mine.weight=2"])
+    (part,) = loaded.config.reward.parts.values()
+    assert type(part).__name__ == "MineConfig" and (part.name, part.level, part.weight, part.tags) == (
+        "mine:Mine",
+        0.25,
+        2.0,
+        ["a"],
+    )
+    assert "reward.parts.Mine.level=high" in said("reward=mine:Mine", "reward.parts.Mine.level=high")
+    assert said("reward=mine:Mine", "reward.parts.Mine.lvel=1") == (
+        "unknown setting reward.parts.Mine.lvel; did you mean reward.parts.Mine.level?"
+    )
+
+
+def test_ones_own_and_ours_together(module):
+    parts = load_config([*NEEDED, "reward=[mine:Mine,ocr]", "reward.parts.ocr.weight=0.7"]).config.reward.parts
+    assert {name: part.weight for name, part in parts.items()} == {"Mine": 1.0, "ocr": 0.7}
+
+
+def test_a_reward_that_was_not_chosen_has_no_settings():
+    assert said("reward.parts.ocr.weight=1") == (
+        "reward.parts.ocr is not among the chosen rewards: choose them by reward=NAME or 'reward=[NAME,NAME]'"
+    )
+
+
+def test_our_own_classes_are_not_imported_for_their_settings():
+    program = (
+        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.config.rules import classes_are_known;"
+        f"config = load_config({[*NEEDED, 'reward=ocr']}).config; classes_are_known(config, 1);"
+        "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"
+    )
+    environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,56 @@
+"""Targets that a reward needs and a table lacks."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.errors import DataError
+from omnirl_hpc.rewards.targets import check_prompts
+
+NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")
+INDIFFERENT = RewardPartConfig("tests.rewards.scripted:Scripted")
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(*parts: RewardPartConfig, **columns) -> None:
+        file = tmp_path / "t.parquet"
+        pq.write_table(pa.table(columns), file, row_group_size=2)
+        rewards = RewardConfig({str(i): part for i, part in enumerate(parts)})
+        check_prompts(Config(data=DataConfig(prompts=str(file)), algorithm=FlowGRPOConfig(), reward=rewards))
+
+    return run
+
+
+def test_a_complete_table(check):
+    check(INDIFFERENT, NEEDING, prompt=["a", "b", "c"], target=["A", "B", "C"])
+
+
+def test_rows_without_a_target_are_named(check):
+    with pytest.raises(DataError, match=r"`target`, and 3 of 5 rows of \S+t.parquet have none: rows 1, 3, 4\. Fill them"):
+        check(INDIFFERENT, NEEDING, prompt=["a", "b", "c", "d", "e"], target=["A", None, "C", "", "  "])
+
+
+def test_a_table_without_the_column_names_the_first_rows(check):
+    with pytest.raises(DataError, match=r"and 20 of 20 rows .* have none: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\."):
+        check(NEEDING, prompt=["a"] * 20)
+
+
+def test_who_needs_no_targets_may_lack_them(check):
+    check(INDIFFERENT, prompt=["a", "b"])
+
+
+def test_the_table_of_evaluation_is_asked_too(tmp_path):
+    tables = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "held_out")}
+    pq.write_table(pa.table({"prompt": ["a"], "target": ["A"]}), tables["train"])
+    pq.write_table(pa.table({"prompt": ["a"]}), tables["held_out"])
+    config = Config(
+        data=DataConfig(prompts=tables["train"]), algorithm=FlowGRPOConfig(), reward=RewardConfig({"ocr": NEEDING})
+    )
+    check_prompts(config)
+    config.evaluation.prompts = tables["held_out"]
+    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have none"):
+        check_prompts(config)
