@@ -179,7 +179,7 @@ class Checkpointer:
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
         if isinstance(failure, CheckpointException):
-            failure = next(iter(failure.failures.values()))[0]
+            failure = _first_failure(failure)
         text = f"{type(failure).__name__}: {_first_line(failure)}"
         probe = self._folder / f"probe_{self._rank}.tmp"
         try:
@@ -235,14 +235,25 @@ class Checkpointer:
 
 
 def load_weights(path: Path, transformer: nn.Module) -> None:
-    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        dcp.load({name: p.detach() for name, p in transformer.named_parameters()}, checkpoint_id=path / SHARDED, no_dist=True)
+    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective.
+
+    Raises CheckpointError where the two do not fit, and where the run has deleted the checkpoint meanwhile.
+    """
+    weights = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            dcp.load(weights, checkpoint_id=path / SHARDED, no_dist=True)
+    except CheckpointException as failure:
+        raise CheckpointError(f"the weights in {path} cannot be read: {_first_line(_first_failure(failure))}") from None
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _first_failure(failure: CheckpointException) -> BaseException:
+    return next(iter(failure.failures.values()))[0]
 
 
 def _first_line(error: BaseException) -> str:
