@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from omnirl_hpc.config.load import LoadedConfig, load_config
@@ -20,7 +20,6 @@ from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.sampling.noise import standard_normal
 
@@ -68,20 +67,6 @@ def fill_adapter(transformer: nn.Module, seed: int, scale: float = 0.1) -> None:
             if isinstance(parameter, DTensor):
                 values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
             parameter.copy_(values)
-
-
-class Weights:
-    """What an actor with actor.train=full shows to the engine: the checkpoint's weights, plus noise unless the seed is None."""
-
-    def __init__(self, config: Config, seed: int | None) -> None:
-        self._transformer = QwenImage(config.model).load_transformer(torch.float32)
-        self._seed = seed
-        self.names: dict[str, str] = {}  # other names that some are sent under
-
-    def trained(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._transformer.named_parameters():
-            noise = 0.0 if self._seed is None else 0.05 * standard_normal(parameter.shape, self._seed, name)
-            yield self.names.get(name, name), (parameter.detach() + noise).to(dtype)
 
 
 @contextmanager

@@ -15,10 +15,8 @@ from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import confirm_weights, send_weights
-from tests.helpers import ALONE, CPU, Weights, make_config
-
-SOME = "transformer_blocks.1.attn.to_q.weight"
-ALL = 77  # parameters of the tiny transformer
+from tests.helpers import ALONE, CPU, make_config
+from tests.sync_cases import ALL, SOME, TEARS, Torn, Weights
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -77,37 +75,7 @@ def test_the_engine_computes_with_them(config, engine):
     assert torch.equal(generate(engine, config.rollout.dtype), before)
 
 
-class Torn:
-    """An engine that gets other weights than were sent."""
-
-    def __init__(self, engine, tear):
-        self._engine, self._tear = engine, tear
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-    def load_weights(self, weights, version):
-        self._engine.load_weights(self._tear(weights), version)
-
-
-def one_not_loaded(weights):
-    return ((name, tensor) for name, tensor in weights if name != SOME)
-
-
-def one_other_value(weights):
-    for name, tensor in weights:
-        tensor = tensor.clone()
-        if name == SOME:
-            tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])[1, 2] ^= 1
-        yield name, tensor
-
-
-def two_swapped(weights):
-    other = SOME.replace("to_q", "to_k")
-    return (({SOME: other, other: SOME}.get(name, name), tensor) for name, tensor in weights)
-
-
-@pytest.mark.parametrize("tear", [one_not_loaded, one_other_value, two_swapped])
+@pytest.mark.parametrize("tear", TEARS)
 def test_a_torn_sync_stops_the_run(config, engine, tear):
     with pytest.raises(SyncError, match=rf"weights version 1: the engine computes with other values .* of 77 weights: .*{SOME}"):
         sync(config, Torn(engine, tear), Weights(config, seed=1))

@@ -12,6 +12,7 @@ from omnirl_hpc.planning.measured import (
     CONTEXT_BYTES,
     CUDA_HOST_BYTES,
     DECODE_VALUES_PER_PIXEL,
+    FULL_SAVED_VECTORS,
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
@@ -159,7 +160,9 @@ def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: 
     tokens = config.actor.micro_batch_size * (shape.image_tokens + text_width)  # of one branch
     vector = shape.width * BYTES[config.actor.dtype]
     block = SAVED_VECTORS[config.actor.dtype]
-    if config.actor.train == "lora":
+    if config.actor.train == "full":
+        block += FULL_SAVED_VECTORS
+    else:
         block += shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width  # of each stream
     once = branches if config.actor.cfg == "batched" else 1  # branches that compute at the same time
     parts = {

@@ -45,8 +45,9 @@ class Bench:
             for sample in range(2)
         ]
 
-    def config(self, rollout: str, **settings: Any) -> Config:
-        config = make_config(*self.paths, f"rollout={rollout}", "rollout.micro_batch_size=4", "actor.lora.rank=6")
+    def config(self, rollout: str, train: str = "lora", **settings: Any) -> Config:
+        overrides = ("rollout.micro_batch_size=4", "actor.lora.rank=6", f"actor.train={train}")
+        config = make_config(*self.paths, f"rollout={rollout}", *overrides)
         for name, value in settings.items():
             setattr(config.rollout, name, value)
         return config
@@ -139,7 +140,7 @@ def _with_lora(bench: Bench, engine: RolloutEngine) -> dict[str, Any]:
     misnamed = {name.replace("img_mlp.net.2", "img_mlp.nothing"): tensor for name, tensor in first.items()}
     found["bad target"] = error_of(deliver_lora, engine, misnamed, 4)
     without = {name: tensor for name, tensor in first.items() if ".to_k." not in name}
-    found["fewer modules"] = len(deliver_lora(engine, without, 5).modules)
+    found["fewer modules"] = len(deliver_lora(engine, without, 5).bound)
     sent = {name: tensor.clone() for name, tensor in first.items()}
     deliver_lora(engine, sent, 6)
     found["sent tensors untouched"] = all(torch.equal(sent[name], first[name]) for name in first)
