@@ -73,7 +73,9 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
         assert needed.actor["actor: activations"] == about(saved_bytes(actor, training_point(config)))
         actor.velocity(training_point(config), CURRENT).sum().backward()
         gradients = [p.grad for p in trained if p.grad is not None]
-        assert parts(needed.actor, "actor: weights", "actor: Adam") == about(storage_bytes(map(local, actor.sharded_state().values())))
+        assert parts(needed.actor, "actor: weights", "actor: Adam") == about(
+            storage_bytes(map(local, actor.sharded_state().values()))
+        )
         assert needed.actor["actor: gradients"] == about(storage_bytes(map(local, gradients)))
         assert not any("base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host)
         actor.offload()
@@ -85,7 +87,9 @@ def test_all_weights_of_the_full_model():
     whole = 20.43e9
     for mode, copies in (("swap", 5), ("resident", 2)):
         needed = estimate(*full_size("actor.train=full", f"residency={mode}", ranks=4))
-        assert sum(needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")) == about(whole * 3)
+        assert sum(needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")) == about(
+            whole * 3
+        )
         assert needed.actor["actor: gradients"] == about(whole)
         assert sum(name.startswith("copy of") for name in needed.host) == copies  # resident: of the actor's alone
         assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(whole * 3)

@@ -61,7 +61,9 @@ def test_training_all_weights_costs_a_backward_pass_of_weights():
     )
     assert full["rollout"] == merged["rollout"] < beside["rollout"]
     assert full["sync"] == pytest.approx(40.9 / 55, rel=0.01)  # GB through a link of 55 GB/s
-    assert full["swap"] - merged["swap"] == pytest.approx((2 * 245 - 41 - 10) / 55, rel=0.03)  # both ways; LoRA: base and 2 x 5 GB
+    assert full["swap"] - merged["swap"] == pytest.approx(
+        (2 * 245 - 41 - 10) / 55, rel=0.03
+    )  # both ways; LoRA: base and 2 x 5 GB
 
 
 def test_resident_does_not_swap():
