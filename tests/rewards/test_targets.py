@@ -47,7 +47,9 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
     tables = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "held_out")}
     pq.write_table(pa.table({"prompt": ["a"], "target": ["A"]}), tables["train"])
     pq.write_table(pa.table({"prompt": ["a"]}), tables["held_out"])
-    config = Config(data=DataConfig(prompts=tables["train"]), algorithm=FlowGRPOConfig(), reward=RewardConfig({"ocr": NEEDING}))
+    config = Config(
+        data=DataConfig(prompts=tables["train"]), algorithm=FlowGRPOConfig(), reward=RewardConfig({"ocr": NEEDING})
+    )
     check_prompts(config)
     config.evaluation.prompts = tables["held_out"]
     with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have none"):
