@@ -70,6 +70,8 @@ def run(overrides: Sequence[str]) -> None:
         train(loaded, identity, run_directory, stop)
     finally:
         lock.release()
+    if identity.rank == 0:
+        write_last_words(run_directory)
 
 
 def usage() -> str:
@@ -135,7 +137,6 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if identity.rank == 0:
         stop.acknowledge(reason)
         print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
-        write_last_words(run_directory)
 
 
 def write_last_words(run_directory: RunDirectory) -> None:

@@ -106,10 +106,11 @@ def _points(scale: _Scale, steps: Sequence[float], values: Sequence[float]) -> l
 
 def _figure(title: str, note: str, scale: _Scale, paths: list[str], names: list[str]) -> str:
     marks = []
-    for value in ticks(scale.low, scale.high):
+    values = ticks(scale.low, scale.high)
+    for value, label in zip(values, _labels(values)):
         y = scale.y(value)
         marks.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        marks.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>')
+        marks.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for step in sorted({round(step) for step in ticks(scale.first, scale.last, 6)}):
         marks.append(f'<text x="{scale.x(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>')
     legend = ""
@@ -124,5 +125,10 @@ def _figure(title: str, note: str, scale: _Scale, paths: list[str], names: list[
     )
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+def _labels(values: Sequence[float]) -> list[str]:
+    """As short as can be, but no two the same: a ratio stays near 1 to many digits."""
+    for digits in range(3, 17):
+        labels = [f"{value:.{digits}g}" for value in values]
+        if len(set(labels)) == len(values):
+            break
+    return labels

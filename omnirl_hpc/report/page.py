@@ -94,7 +94,7 @@ def charts(records: RunRecords) -> list[str]:
         line_chart(
             "Reward", steps, {"mean": records.column("reward/mean")} | {"last 10": running_mean(records.column("reward/mean"))}
         ),
-        line_chart("Parts of the reward", steps, lines(*parts)),
+        line_chart("Parts of the reward", steps, lines(*parts) if len(parts) > 1 else {}),
         line_chart("Evaluation", steps, {name.removeprefix("evaluation/"): records.column(name) for name in policies}),
         line_chart("Reward, spread", steps, {"standard deviation": records.column("reward/std")}),
         line_chart(

@@ -36,5 +36,5 @@ def test_what_cannot_be_is_one_sentence(finished_run, tmp_path, capsys, state, o
 def test_a_run_ends_with_its_report_and_its_reward(finished_run):
     done, report, reward = (finished_run / "output.txt").read_text().splitlines()[-3:]
     assert done == f"done: results are in {finished_run}"
-    assert report == f"report: {finished_run / 'report.html'}" and (finished_run / "report.html").exists()
+    assert report == f"report: {finished_run / 'report.html'}" and "· finished ·" in (finished_run / "report.html").read_text()
     assert reward.startswith("mean reward -0.00") and reward.endswith(" in the last")
