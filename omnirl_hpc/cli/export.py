@@ -34,9 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
     parser.add_argument("--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)")
     parser.add_argument("--merge", action="store_true", help="add it to the weights and write the whole transformer")
-    parser.add_argument(
-        "--model", metavar="DIR", help="with --merge: the model, where it is not at the run's model.path any more"
-    )
+    parser.add_argument("--model", metavar="DIR", help="the model, where it is needed and not at the run's model.path any more")
     options = parser.parse_args(arguments)
     run_directory = RunDirectory(options.run)
     run_directory.require_run()
