@@ -35,7 +35,16 @@ def step_or_best(text: str) -> int | str:
 
 
 def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = False) -> tuple[int, Path]:
-    """The adapter in the checkpoint of `step` ("best": of the one kept as such), else in the newest whole one: (step, folder).
+    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises CheckpointError where there is none."""
+    step, path = find_run_checkpoint(checkpoints, step)
+    folder = path / ("ema" if ema else "adapter")
+    if adapter_file(folder) is None:
+        raise CheckpointError(f"{path} has no EMA adapter: the run was made without actor.ema_decay")
+    return step, folder
+
+
+def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int, Path]:
+    """The checkpoint of `step` ("best": the one kept as such), else the newest whole one: (step, folder).
 
     Raises CheckpointError where there is none.
     """
@@ -46,10 +55,7 @@ def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = Fals
     path = find_checkpoint(checkpoints, step, setting="--step ")
     if path is None:
         raise CheckpointError(f"{checkpoints} has no whole checkpoint")
-    folder = path / ("ema" if ema else "adapter")
-    if adapter_file(folder) is None:
-        raise CheckpointError(f"{path} has no EMA adapter: the run was made without actor.ema_decay")
-    return read_state(path)["step"], folder
+    return read_state(path)["step"], path
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

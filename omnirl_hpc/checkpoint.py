@@ -3,14 +3,14 @@
     checkpoints/step_000010/    state after 10 steps
         adapter/                the policy's LoRA in PEFT's format, fp32 master weights
         ema/                    the same of its running mean, where one is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
     checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams have no state:
-every draw is a function of its identity (sampling/noise.py). The frozen base is not saved.
+every draw is a function of its identity (sampling/noise.py). A frozen base is not saved.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import shutil
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from omnirl_hpc.adapters import save_adapter
@@ -39,6 +40,7 @@ from omnirl_hpc.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
+SHARDED = "optimizer"
 PROBE_BYTES = 1 << 20
 
 
@@ -47,8 +49,8 @@ class CheckpointContent:
     """What goes into a checkpoint."""
 
     step: int  # finished steps
-    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, and `ema` where a running mean is kept
-    optimizer: dict[str, Tensor]  # sharded tensors
+    adapters: dict[str, dict[str, Tensor]]  # full tensors by folder: `adapter`, `ema`; empty where all weights are trained
+    sharded: dict[str, Tensor]  # of the optimizer, and all weights where these are trained
     state: dict[str, Any]  # JSON
     peft_config: dict[str, Any]
     best: int | None = None  # the step whose checkpoint stays whatever its age
@@ -110,22 +112,22 @@ class Checkpointer:
     def _prepare(self, step: int) -> None:
         if self._rank == 0:
             shutil.rmtree(self._temporary(step), ignore_errors=True)
-            (self._temporary(step) / "adapter").mkdir(parents=True)
+            self._temporary(step).mkdir(parents=True)
 
     def _write(self, content: CheckpointContent) -> None:
-        dcp.save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group)
+        dcp.save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group)
         self._write_rest(content.step, content.adapters, content.state, content.peft_config)
 
     def _start_writing(self, content: CheckpointContent) -> list[Future]:
         """The same in the background, from copies that training cannot change any more."""
         adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
         return [
-            dcp.async_save(content.optimizer, storage_writer=self._writer(content.step), process_group=self._group),
+            dcp.async_save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group),
             self._background.submit(self._write_rest, content.step, adapters, content.state, content.peft_config),
         ]
 
     def _writer(self, step: int) -> dcp.FileSystemWriter:
-        return dcp.FileSystemWriter(self._temporary(step) / "optimizer", sync_files=True)
+        return dcp.FileSystemWriter(self._temporary(step) / SHARDED, sync_files=True)
 
     def _write_rest(
         self, step: int, adapters: dict[str, dict[str, Tensor]], state: dict[str, Any], peft_config: dict[str, Any]
@@ -177,7 +179,7 @@ class Checkpointer:
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
         if isinstance(failure, CheckpointException):
-            failure = next(iter(failure.failures.values()))[0]
+            failure = _first_failure(failure)
         text = f"{type(failure).__name__}: {_first_line(failure)}"
         probe = self._folder / f"probe_{self._rank}.tmp"
         try:
@@ -213,9 +215,9 @@ class Checkpointer:
             return find_checkpoint(self._folder, self._config.resume_step, setting="checkpoint.resume_step=")
         return find_checkpoint(self._folder)
 
-    def load(self, path: Path, optimizer: dict[str, Tensor]) -> None:
-        """Fill `optimizer` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
-        dcp.load(optimizer, checkpoint_id=path / "optimizer", process_group=self._group)
+    def load(self, path: Path, sharded: dict[str, Tensor]) -> None:
+        """Fill `sharded` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""
+        dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
         dist.barrier(self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]
@@ -232,8 +234,26 @@ class Checkpointer:
         path.rename(next(name for name in numbered if not name.exists()))
 
 
+def load_weights(path: Path, transformer: nn.Module) -> None:
+    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective.
+
+    Raises CheckpointError where the two do not fit, and where the run has deleted the checkpoint meanwhile.
+    """
+    weights = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            dcp.load(weights, checkpoint_id=path / SHARDED, no_dist=True)
+    except CheckpointException as failure:
+        raise CheckpointError(f"the weights in {path} cannot be read: {_first_line(_first_failure(failure))}") from None
+
+
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _first_failure(failure: CheckpointException) -> BaseException:
+    return next(iter(failure.failures.values()))[0]
 
 
 def _first_line(error: BaseException) -> str:

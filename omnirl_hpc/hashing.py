@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -33,7 +33,17 @@ def tensor_checksum(tensor: Tensor) -> int:
 
 def state_checksum(state: Mapping[str, Tensor]) -> str:
     """A checksum of a state dict: names and tensors, whatever their order."""
+    return stream_checksum(state.items())
+
+
+def stream_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The same of tensors that come one at a time."""
+    return combined_checksum({name: tensor_checksum(tensor) for name, tensor in tensors})
+
+
+def combined_checksum(checksums: Mapping[str, int]) -> str:
+    """The same from the checksum of each tensor."""
     total = 0
-    for name in sorted(state):
-        total = (total * 1_000_003 + stable_hash(name) + tensor_checksum(state[name])) % 2**64
+    for name in sorted(checksums):
+        total = (total * 1_000_003 + stable_hash(name) + checksums[name]) % 2**64
     return f"{total:016x}"

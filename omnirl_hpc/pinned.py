@@ -6,8 +6,9 @@ views) stays valid. Host copies are allocated once and pinned on a GPU machine: 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -80,6 +81,27 @@ class PinnedTensors:
             entry.to_device()
         _wait_for_copies()
         self.offloaded = False
+
+    @contextmanager
+    def rewriting(self, parameters: Collection[Tensor]) -> Iterator[None]:
+        """Frozen parameters may be written in the `with` block, offloaded or not; those that were not added, too.
+
+        Offloaded ones are their host copies meanwhile, and `onload` brings what was written there.
+        """
+        added = [p for p in parameters if p.untyped_storage()._cdata in self._entries]
+        if self.offloaded:
+            places = [(parameter, parameter.data) for parameter in added]
+            try:
+                for parameter in added:
+                    parameter.data = self.on_host(parameter)
+                yield
+            finally:
+                for parameter, place in places:
+                    parameter.data = place
+        else:
+            yield
+            entries = (self._entries[parameter.untyped_storage()._cdata] for parameter in added)
+            _to_host([entry for entry in entries if entry.host is not None])
 
     def keep(self) -> None:
         """Copy what can change to the host, for `restore`; everything stays where it is.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
@@ -120,8 +121,8 @@ class RunState:
             self._checkpointer.save(
                 CheckpointContent(
                     step=step,
-                    adapters={"adapter": self._actor.lora_state()} | ({"ema": ema} if (ema := self._actor.ema_state()) else {}),
-                    optimizer=self._actor.optimizer_state(),
+                    adapters=self._adapters(),
+                    sharded=self._actor.sharded_state(),
                     state={
                         "step": step,
                         **self._between_steps,
@@ -145,8 +146,9 @@ class RunState:
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
             raise ConfigError(f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with")
-        self._checkpointer.load(path, self._actor.optimizer_state())
-        self._load_adapters(path / "adapter", path / "ema")
+        self._checkpointer.load(path, self._actor.sharded_state())
+        if self._loaded.config.actor.train == "lora":
+            self._load_adapters(path / "adapter", path / "ema")
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
@@ -157,6 +159,13 @@ class RunState:
         self._saved_step = state["step"]
         log.info("resumed from %s", path)
         return state["step"]
+
+    def _adapters(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint has as adapters, by folder."""
+        if self._loaded.config.actor.train == "full":
+            return {}
+        ema = self._actor.ema_state()
+        return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
 
     def _load_adapters(self, adapter: Path, ema: Path) -> None:
         self._actor.load_lora_state(load_adapter(adapter))

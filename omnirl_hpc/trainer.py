@@ -32,13 +32,13 @@ from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
-from omnirl_hpc.rollout.engine import LoraReceipt
+from omnirl_hpc.rollout.engine import Receipt
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.run_state import RunState
 from omnirl_hpc.sampling.trajectories import Trajectories
-from omnirl_hpc.sync import collect_lora, deliver_lora
+from omnirl_hpc.sync import collect_lora, confirm_weights, deliver_lora, send_weights
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Trainer:
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
-        self.receipt: LoraReceipt | None = None  # of the last sync
+        self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
             self.evaluator = Evaluator(config, self.family, layout, self.engine, self.embed, self.rewards, run.evaluation)
@@ -140,10 +140,10 @@ class Trainer:
                 accumulate_gradients(self.actor, self.algorithm, points, metrics, self.check_stop, first=i == 0)
                 if i == 0:
                     check_gap(self.algorithm, metrics, self.config.rollout.max_log_prob_gap)
-                self.hashes.gradients(step, i, self.actor.lora_gradients)
+                self.hashes.gradients(step, i, self.actor.gradients)
                 apply_gradients(self.actor, metrics)
             self.algorithm.after_step(step)
-        self.hashes.actor(step, self.actor.lora_state, self.actor.full_optimizer_state)
+        self.hashes.actor(step, self.actor.trained, self.actor.full_optimizer_state)
         self.sync(step + 1)
 
         if self.evaluation_is_due(step + 1):
@@ -184,13 +184,18 @@ class Trainer:
         return points
 
     def sync(self, version: int) -> None:
-        """The actor's adapter to the engine, which takes the device. The version is the number of finished steps."""
+        """What is trained to the engine, which takes the device. The version is the number of finished steps.
+
+        All weights go while the engine still sleeps, into its copies in host memory: the device need not hold both.
+        """
+        full, dtype = self.config.actor.train == "full", getattr(torch, self.config.rollout.dtype)
         with self.timer.phase("sync"):
-            lora = collect_lora(self.actor, getattr(torch, self.config.rollout.dtype))
+            sent = send_weights(self.actor, self.engine, dtype, version) if full else collect_lora(self.actor, dtype)
         self.residency.to_engine()
         with self.timer.phase("sync"):
-            self.receipt = deliver_lora(self.engine, lora, version)
-        log.info("LoRA version %d: %d modules bound, checksum %s", version, len(self.receipt.modules), self.receipt.checksum)
+            self.receipt = (confirm_weights if full else deliver_lora)(self.engine, sent, version)
+        what = "weights" if full else "LoRA modules"
+        log.info("version %d: %d %s bound, checksum %s", version, len(self.receipt.bound), what, self.receipt.checksum)
 
     def evaluation_is_due(self, step: int) -> bool:
         """After `step` steps."""
@@ -233,7 +238,7 @@ class Trainer:
             "reward/failed": int((~scored.mask).sum()),
             **{f"reward/{name}/mean": float(scores.nanmean()) for name, scores in scored.parts.items()},
             **metrics.reduce(),
-            "sync/bound_modules": len(self.receipt.modules),
+            "sync/bound": len(self.receipt.bound),
             "sync/version": self.receipt.version,
             **times,
             "images_per_second": images / times["time/step"],

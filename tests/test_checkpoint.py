@@ -65,10 +65,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def assert_loads(checkpointer: Checkpointer, path, step: int) -> None:
     expected = content(step)
-    optimizer = {name: torch.full_like(tensor, 99.0) for name, tensor in expected.optimizer.items()}
+    optimizer = {name: torch.full_like(tensor, 99.0) for name, tensor in expected.sharded.items()}
     checkpointer.load(path, optimizer)
     assert same(load_adapter(path / "adapter"), expected.adapters["adapter"])
-    assert same(optimizer, expected.optimizer)
+    assert same(optimizer, expected.sharded)
     assert read_state(path) == expected.state
 
 
@@ -198,7 +198,7 @@ def test_training_does_not_leak_into_a_background_save(tmp_path, monkeypatch):
     checkpointer.save(given)
     checkpointer.poll()
     assert checkpointer.find() is None  # not there yet
-    for tensor in (*given.adapters["adapter"].values(), *given.optimizer.values()):
+    for tensor in (*given.adapters["adapter"].values(), *given.sharded.values()):
         tensor.fill_(-1)
     go.set()
     checkpointer.wait()
@@ -234,9 +234,9 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_there(small_disk, async
     checkpointer.wait()
     large = content(2, size=200_000)
     small = content(2)
-    adapters, optimizer = (large.adapters, small.optimizer) if too_large == "adapter" else (small.adapters, large.optimizer)
+    adapters, optimizer = (large.adapters, small.sharded) if too_large == "adapter" else (small.adapters, large.sharded)
     with pytest.raises(CheckpointError) as error:
-        checkpointer.save(replace(small, adapters=adapters, optimizer=optimizer))
+        checkpointer.save(replace(small, adapters=adapters, sharded=optimizer))
         checkpointer.wait()
     message = str(error.value)
     assert message.startswith(f"could not write checkpoint 2 in {disk / 'c'}: rank 0: ")
@@ -303,7 +303,7 @@ def test_the_best_one_stays_whatever_its_age(tmp_path):
     assert (tmp_path / "c" / "best").read_text() == "step_000002"
     checkpointer.save(replace(content(5), best=5))
     assert sorted(p.name for p in (tmp_path / "c").glob("step_*")) == ["step_000004", "step_000005"]
-    optimizer = dict(content(4).optimizer)
+    optimizer = dict(content(4).sharded)
     make(tmp_path / "c", resume_step=4).load(tmp_path / "c" / "step_000004", optimizer)
     assert not (tmp_path / "c" / "best").exists()  # step 5 is put aside: it belongs to another way
 

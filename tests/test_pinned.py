@@ -51,6 +51,38 @@ def test_views_and_tied_weights_move_once_and_stay_tied():
     assert (head.weight[2] == 5).all() and (embedding.weight[2] == 5).all()
 
 
+@pytest.mark.parametrize("offloaded", [True, False])
+@pytest.mark.parametrize("saved", [True, False])
+def test_frozen_parameters_may_be_rewritten(offloaded, saved):
+    """Offloaded or not, with a copy on the host or without: the new values stay."""
+    layer, other = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+    storage = layer.weight.untyped_storage()
+    moved = pinned(layer.weight, layer.bias, frozen=True)
+    if saved:
+        moved.save()
+    if offloaded:
+        moved.offload()
+    with torch.no_grad(), moved.rewriting([layer.weight, layer.bias, other]):
+        layer.weight.fill_(4.0)
+        other.fill_(5.0)
+        assert (storage.nbytes() == 0) == offloaded
+    if not offloaded:
+        moved.offload()
+    moved.onload()
+    assert layer.weight.untyped_storage()._cdata == storage._cdata
+    assert (layer.weight == 4).all() and (other == 5).all()
+
+
+def test_an_error_while_rewriting_leaves_the_parameter_where_it_was():
+    layer = nn.Linear(3, 2)
+    storage = layer.weight.untyped_storage()
+    moved = pinned(layer.weight, frozen=True)
+    moved.offload()
+    with pytest.raises(ZeroDivisionError), moved.rewriting([layer.weight]):
+        1 / 0
+    assert layer.weight.untyped_storage()._cdata == storage._cdata and storage.nbytes() == 0
+
+
 def test_an_optimizer_goes_on_with_what_has_been_away():
     def train(away: bool) -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.rollout import make_engine
-from omnirl_hpc.rollout.engine import LoraReceipt
+from omnirl_hpc.rollout.engine import Receipt
 from omnirl_hpc.sync import collect_lora, deliver_lora
 from tests.helpers import ALONE, CPU, fill_adapter, make_config
 
@@ -58,7 +58,7 @@ def sync(config, engine, version=1):
 def test_what_arrives_is_what_was_sent(config, engine):
     receipt = sync(config, engine, version=7)
     assert receipt.version == 7
-    assert len(receipt.modules) == 24
+    assert len(receipt.bound) == 24
     sent = Trained(config).lora_state()
     slots = lora_parameters(engine._pipeline.transformer)
     assert slots.keys() == sent.keys()
@@ -136,7 +136,7 @@ def test_wrong_values_stop_the_run(config, engine, fault):
 
 def test_an_old_version_stops_the_run(config, engine):
     def previous(receipt):
-        return LoraReceipt(receipt.version - 1, receipt.modules, receipt.checksum)
+        return Receipt(receipt.version - 1, receipt.bound, receipt.checksum)
 
     with pytest.raises(SyncError, match=r"LoRA version 5: .* \(version 4\)"):
         sync(config, Faulty(engine, receipt=previous), version=5)

@@ -31,7 +31,7 @@ GAP = "ratio/first_update_max_abs_log"
 PHASES = "encode rollout decode reward reward_exposed swap old_log_prob actor sync checkpoint step"
 METRICS = {  # issue 2
     *"step reward/mean reward/std reward/zero_std_groups reward/failed loss ratio/mean ratio/max_abs_log clip_fraction".split(),
-    *"kl grad_norm lr images_per_second memory/device_reserved memory/host_peak sync/bound_modules sync/version".split(),
+    *"kl grad_norm lr images_per_second memory/device_reserved memory/host_peak sync/bound sync/version".split(),
     *(f"time/{phase}" for phase in PHASES.split()),
     GAP,
 }
@@ -114,7 +114,7 @@ def test_every_metric_is_reported(config, run):
     for m in run.metrics:
         assert METRICS - m.keys() == set()
         assert all(math.isfinite(value) for value in m.values())
-        assert m["sync/bound_modules"] == 24
+        assert m["sync/bound"] == 24
         assert m["sync/version"] == m["step"] + 1  # the number of finished steps
         assert m["reward/failed"] == 0
         assert m["reward/std"] > 0

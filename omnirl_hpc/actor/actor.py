@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Iterator, Protocol
 
+import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
@@ -12,13 +13,17 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 class Actor(Protocol):
     """Evaluates the policy with gradients and updates it. Every method is collective over the actor mesh."""
 
-    lora_targets: tuple[str, ...]
+    lora_targets: tuple[str, ...]  # empty where all weights are trained
 
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         """[B, S, C] guided velocity under an adapter set of the algorithm."""
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning rate)."""
+
+    def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """What is trained, one full tensor at a time, in the same order on every rank: the adapter under PEFT's names, or all
+        weights under diffusers'. In fp32, or in `dtype`. A tensor may be the actor's own memory: copy what is to stay."""
 
     def lora_state(self) -> dict[str, Tensor]:
         """The trained adapter as full tensors under PEFT's names, on every rank."""
@@ -32,14 +37,15 @@ class Actor(Protocol):
     def load_ema_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `ema_state`."""
 
-    def lora_gradients(self) -> dict[str, Tensor]:
-        """The adapter's gradients so far, as full tensors under PEFT's names."""
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradients so far of what is trained, one full tensor at a time."""
 
-    def full_optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's state as full tensors by name."""
+    def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer's state by name, one full tensor at a time."""
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's own (sharded) tensors by name: writing into them changes the optimizer."""
+    def sharded_state(self) -> dict[str, Tensor]:
+        """The actor's own sharded tensors by name: the optimizer's, and the weights where all are trained. Writing into them
+        changes the actor."""
 
     def scheduler_state(self) -> dict[str, Any]:
         """The learning rate schedule, as JSON."""
@@ -48,7 +54,7 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember adapter, optimizer and schedule in host memory, between two steps; offloaded or not."""
+        """Remember what is trained, optimizer and schedule in host memory, between two steps; offloaded or not."""
 
     def rollback(self) -> None:
         """Undo everything since `keep`."""

@@ -1,4 +1,4 @@
-"""FSDP2 over diffusers' transformer with PEFT LoRA: the general implementation of Actor."""
+"""FSDP2 over diffusers' transformer, with PEFT LoRA or trained as a whole: the general implementation of Actor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import CheckpointError, NonFiniteError
+from omnirl_hpc.errors import CheckpointError, ConfigError, NonFiniteError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_parameters
@@ -32,9 +32,14 @@ class FSDPActor:
     def __init__(self, config: Config, family: ModelFamily, layout: Layout, device: torch.device) -> None:
         self._config = config
         self._family = family
-        transformer = family.load_transformer(getattr(torch, config.actor.dtype))
-        self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
-        add_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+        self._full = config.actor.train == "full"
+        if self._full:
+            self.lora_targets = ()
+            transformer = family.load_transformer(torch.float32).requires_grad_(True)
+        else:
+            self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
+            transformer = family.load_transformer(getattr(torch, config.actor.dtype))
+            add_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
@@ -44,7 +49,7 @@ class FSDPActor:
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
-        self._parameters = lora_parameters(self._transformer)
+        self._parameters = dict(transformer.named_parameters()) if self._full else lora_parameters(transformer)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
         self._ema: dict[str, Tensor] = {}  # fp32, sharded like the parameters
         if config.actor.ema_decay is not None:
@@ -94,8 +99,12 @@ class FSDPActor:
             update_ema(_locals(self._ema), _locals(self._parameters), decay)
         return norm, lr
 
+    def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            yield name, parameter.detach().to(dtype or parameter.dtype).full_tensor()
+
     def lora_state(self) -> dict[str, Tensor]:
-        return {name: parameter.full_tensor().detach() for name, parameter in self._parameters.items()}
+        return dict(self.trained())
 
     def load_lora_state(self, state: dict[str, Tensor]) -> None:
         _load(self._parameters, state)
@@ -106,14 +115,19 @@ class FSDPActor:
     def load_ema_state(self, state: dict[str, Tensor]) -> None:
         _load(self._ema, state)
 
-    def lora_gradients(self) -> dict[str, Tensor]:
-        return {name: p.grad.full_tensor() for name, p in self._parameters.items() if p.grad is not None}
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
 
-    def full_optimizer_state(self) -> dict[str, Tensor]:
-        return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in self.optimizer_state().items()}
+    def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, t.full_tensor() if isinstance(t, DTensor) else t) for name, t in self.optimizer_state().items())
 
     def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's own sharded tensors by name."""
         return optimizer_tensors(self._optimizer, self._parameters)
+
+    def sharded_state(self) -> dict[str, Tensor]:
+        weights = {name: parameter.detach() for name, parameter in self._parameters.items()} if self._full else {}
+        return weights | self.optimizer_state()
 
     def scheduler_state(self) -> dict[str, Any]:
         return {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"}
@@ -137,6 +151,11 @@ class FSDPActor:
         """Evaluate under an adapter set for the length of a `with` block."""
         if adapter not in (CURRENT, REFERENCE):
             raise ValueError(f"unknown adapter set {adapter!r}")
+        if self._full:
+            if adapter == REFERENCE:
+                raise ConfigError("the algorithm needs the reference, the model without its adapter: set actor.train=lora")
+            yield
+            return
         if adapter == REFERENCE:
             self._transformer.disable_adapters()
         try:
@@ -174,7 +193,7 @@ def local(tensor: Tensor) -> Tensor:
 def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPModule:
     """Shard each repeated block, then the rest, over the mesh's `shard` axis; moves them to the mesh's device.
 
-    The forward pass runs in `dtype`, also for an adapter whose master weights are fp32; gradients are reduced in fp32 and
+    The forward pass runs in `dtype`, also where master weights are fp32; gradients are reduced in fp32 and
     summed over ranks, since the weights of all samples of an update already sum to 1.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -53,6 +53,8 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
     run_directory = RunDirectory(path)
     run_directory.require_run()
     config = load_run_config(run_directory.config, overrides).config
+    if config.actor.train == "full":
+        raise ConfigError(f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer")
     step, adapter = find_run_adapter(run_directory.checkpoints, step)
     ema = adapter.with_name("ema")
     return config, step, ({"ema": ema} if adapter_file(ema) else {}) | {"adapter": adapter}

@@ -1,13 +1,21 @@
-"""`omnirl-hpc export RUN OUT`: the adapter of a run for plain diffusers, beside the model or merged into it."""
+"""`omnirl-hpc export RUN OUT`: what a run has trained for plain diffusers: an adapter, or a whole transformer."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
-from omnirl_hpc.adapters import find_run_adapter, load_adapter, read_adapter_config, save_diffusers_adapter, step_or_best
+from omnirl_hpc.adapters import (
+    find_run_adapter,
+    find_run_checkpoint,
+    load_adapter,
+    read_adapter_config,
+    save_diffusers_adapter,
+    step_or_best,
+)
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
@@ -19,50 +27,92 @@ def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc export",
         description="Write the adapter of a run's newest whole checkpoint to the folder OUT, which diffusers' "
-        "pipeline.load_lora_weights(OUT) loads. May be used while the run goes on.",
+        "pipeline.load_lora_weights(OUT) loads; of a run that trains all weights, the transformer. May be used while the run goes on.",
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
     parser.add_argument("--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)")
     parser.add_argument("--merge", action="store_true", help="add it to the weights and write the whole transformer")
-    parser.add_argument(
-        "--model", metavar="DIR", help="with --merge: the model, where it is not at the run's model.path any more"
-    )
+    parser.add_argument("--model", metavar="DIR", help="the model, where it is needed and not at the run's model.path any more")
     options = parser.parse_args(arguments)
     run_directory = RunDirectory(options.run)
     run_directory.require_run()
     config = load_run_config(run_directory.config, [f"model.path={options.model}"] if options.model else []).config
-    if options.merge and not (Path(config.model.path) / "transformer").is_dir():
-        raise ConfigError(f"--merge needs the model, and model.path={config.model.path} is none: say where it is with --model")
+    full = config.actor.train == "full"
+    if full and (options.merge or options.ema):
+        raise ConfigError(
+            f"--{'merge' if options.merge else 'ema'} is for adapters, and {options.run} trains all weights: drop it"
+        )
+    if (full or options.merge) and not (Path(config.model.path) / "transformer").is_dir():
+        needing = "--merge" if options.merge else "a run that trains all weights"
+        raise ConfigError(f"{needing} needs the model, and model.path={config.model.path} is none: say where it is with --model")
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: delete it or choose another name")
-    export(run_directory, options.out, config, options.step, options.ema, options.merge)
+    if full:
+        export_weights(run_directory, options.out, config, options.step)
+    else:
+        export_adapter(run_directory, options.out, config, options.step, options.ema, options.merge)
 
 
-def export(run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool) -> None:
-    """Write `out` whole or not at all."""
-    partial = out.with_name(out.name + ".tmp")
-    try:
+def export_adapter(run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool) -> None:
+    with complaining_of_deleted_files():
         step, folder = find_run_adapter(run_directory.checkpoints, step, ema)
         lora, settings = load_adapter(folder), read_adapter_config(folder)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} was deleted while it was read; the run goes on: try again") from None
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(out) as partial:
         if merge:
             write_merged(partial, config, lora)
         else:
             save_diffusers_adapter(partial, lora, settings)
+    what = f"{'EMA ' if ema else ''}adapter after {step} steps"
+    use = f"transformer=….from_pretrained({str(out)!r})" if merge else f"pipeline.load_lora_weights({str(out)!r})"
+    print(f"wrote the {what}{', merged into the transformer' if merge else ''}: {use}")
+
+
+def export_weights(run_directory: RunDirectory, out: Path, config: Config, step: int | None) -> None:
+    with complaining_of_deleted_files():
+        step, checkpoint = find_run_checkpoint(run_directory.checkpoints, step)
+        transformer = read_transformer(checkpoint, config)
+    with whole_folder(out) as partial:
+        transformer.save_pretrained(partial)
+    print(f"wrote the transformer after {step} steps: transformer=….from_pretrained({str(out)!r})")
+
+
+@contextmanager
+def complaining_of_deleted_files() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} was deleted while it was read; the run goes on: try again") from None
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when all went well and is gone otherwise."""
+    partial = out.with_name(out.name + ".tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
         partial.rename(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    what = f"{'EMA ' if ema else ''}adapter after {step} steps"
-    use = f"transformer=….from_pretrained({str(out)!r})" if merge else f"pipeline.load_lora_weights({str(out)!r})"
-    print(f"wrote the {what}{', merged into the transformer' if merge else ''}: {use}")
+
+
+def read_transformer(checkpoint: Path, config: Config) -> Any:
+    """The transformer with the weights of a checkpoint, in the engine's dtype."""
+    from omnirl_hpc.launch.runtime import prepare_process
+
+    prepare_process(config.threads_per_rank)
+    import torch
+
+    from omnirl_hpc.checkpoint import load_weights
+
+    transformer = find_class("model", config.model.family)(config.model).load_transformer(getattr(torch, config.rollout.dtype))
+    load_weights(checkpoint, transformer)
+    return transformer
 
 
 def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def row(file: Path) -> tuple[str, ...]:
         f"{config.model.family}, {config.model.height} x {config.model.width}",
         config.algorithm.name,
         config.rollout.engine,
-        f"FSDP2, LoRA r{config.actor.lora.rank}",
+        "FSDP2, all weights" if config.actor.train == "full" else f"FSDP2, LoRA r{config.actor.lora.rank}",
         " + ".join(config.reward.parts),
         facts["GPUs"],
         facts["Source"],

@@ -169,7 +169,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "determinism": config.determinism,
         "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
-        "actor": f"FSDP2, base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}, micro-batch {actor.micro_batch_size}, "
+        "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
         f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
         "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention}",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
@@ -181,7 +181,15 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
     }
 
 
+def describe_trained(config: Config) -> str:
+    actor = config.actor
+    if actor.train == "full":
+        return f"all weights float32, computed in {actor.dtype}"
+    return f"base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}"
+
+
 def describe_vllm_omni(config: Config) -> str:
     rollout = config.rollout
     asleep = f", awake {' and '.join(rollout.awake)}" if rollout.awake and config.residency == "swap" else ""
-    return f" ({versions.installed()}), LoRA {rollout.lora}, {'compiled' if rollout.compile else 'eager'}{asleep}"
+    lora = f", LoRA {rollout.lora}" if config.actor.train == "lora" else ""
+    return f" ({versions.installed()}){lora}, {'compiled' if rollout.compile else 'eager'}{asleep}"

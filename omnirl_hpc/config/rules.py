@@ -107,6 +107,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     _one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     _one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     _one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
+    _one_of("actor.train", config.actor.train, ("lora", "full"))
     _one_of("actor.dtype", config.actor.dtype, DTYPES)
     _one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
     _one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
@@ -287,6 +288,21 @@ def ema_decay_is_valid(config: Config, world_size: int) -> None:
     _require(decay is None or 0 < decay < 1, f"actor.ema_decay={decay} must be between 0 and 1, or null for none")
 
 
+def full_training_is_possible(config: Config, world_size: int) -> None:
+    if config.actor.train != "full":
+        return
+    for key, value, off, why in (
+        ("algorithm.kl_coef", getattr(config.algorithm, "kl_coef", 0), 0, "the reference is the model without its adapter"),
+        ("actor.ema_decay", config.actor.ema_decay, None, "a running mean is kept of an adapter alone"),
+        ("evaluation.every", config.evaluation.every, 0, "the base that it compares with is the model without its adapter"),
+        ("init_adapter", config.init_adapter, None, "there is no adapter to start from; merge it into model.path first"),
+    ):
+        _require(
+            value == off,
+            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, or actor.train=lora",
+        )
+
+
 def flow_grpo_is_valid(config: Config, world_size: int) -> None:
     algorithm = config.algorithm
     if not isinstance(algorithm, FlowGRPOConfig):
@@ -425,6 +441,7 @@ RULES = (
     compiler_is_there,
     optimizer_is_valid,
     ema_decay_is_valid,
+    full_training_is_possible,
     flow_grpo_is_valid,
     reward_fraction_is_valid,
     reward_parts_are_valid,

@@ -102,8 +102,11 @@ class OptimizerConfig:
 
 @dataclass
 class ActorConfig:
-    """The policy that is trained: FSDP2 over a transformer with LoRA."""
+    """The policy that is trained: FSDP2 over a transformer."""
 
+    # lora: an adapter | full: every weight of the transformer, on fp32 master weights. Then actor.lora and rollout.lora mean nothing,
+    # and host memory holds weights and Adam's moments (12 bytes a parameter, sharded) in both residencies, for a stop in mid-step.
+    train: str = "lora"
     dtype: str = "bfloat16"
     lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from omnirl_hpc.hashing import state_checksum, tensor_checksum
+from omnirl_hpc.hashing import stream_checksum, tensor_checksum
 from omnirl_hpc.sampling.trajectories import Trajectories
 
-TensorsOf = Callable[[], Mapping[str, Tensor]]  # called only where hashes are wanted: it gathers full tensors
+TensorsOf = Callable[[], Iterable[tuple[str, Tensor]]]  # called only where hashes are wanted: it gathers full tensors
 
 
 class StepHashes:
@@ -48,13 +48,13 @@ class StepHashes:
     def gradients(self, step: int, update: int, gradients: TensorsOf) -> None:
         """Full gradients of one optimizer update, before clipping."""
         if self._enabled:
-            self._write(step, f"update_{update}", "gradients", state_checksum(gradients()))
+            self._write(step, f"update_{update}", "gradients", stream_checksum(gradients()))
 
-    def actor(self, step: int, adapter: TensorsOf, optimizer: TensorsOf) -> None:
-        """Adapter and optimizer at the end of the step, as full tensors."""
+    def actor(self, step: int, trained: TensorsOf, optimizer: TensorsOf) -> None:
+        """Adapter (or all weights) and optimizer at the end of the step, as full tensors."""
         if self._enabled:
-            self._write(step, "end", "adapter", state_checksum(adapter()))
-            self._write(step, "end", "optimizer", state_checksum(optimizer()))
+            self._write(step, "end", "weights", stream_checksum(trained()))
+            self._write(step, "end", "optimizer", stream_checksum(optimizer()))
 
     def _write(self, step: int, phase: str, name: str, value: int | str) -> None:
         if self._rank == 0:

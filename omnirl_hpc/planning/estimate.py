@@ -12,6 +12,7 @@ from omnirl_hpc.planning.measured import (
     CONTEXT_BYTES,
     CUDA_HOST_BYTES,
     DECODE_VALUES_PER_PIXEL,
+    FULL_SAVED_VECTORS,
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
@@ -82,7 +83,7 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
     stays = {f"engine: {name}": size for name, size in weights.items() if name in config.rollout.awake}
     engine = {f"engine: {name}": size for name, size in weights.items() if name not in config.rollout.awake}
     (engine if config.rollout.engine == "diffusers" else stays).update(engine_adapter(config, shape))
-    trained, base = trained_weights(config, shape, layout), {"actor: base weights": base_bytes(config, shape, layout)}
+    trained, base = trained_weights(config, shape, layout), frozen_weights(config, shape, layout)
     always = {"CUDA and NCCL": CONTEXT_BYTES, "samples of the step": sample_bytes(config, shape, layout, text_width)} | stays
     rollout, actor = generation(config), training(config, shape, layout, text_width)
     host = {
@@ -96,7 +97,7 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
         host |= {f"copy of {name}": size for name, size in (engine | base).items()} | kept
     else:
         always |= engine | base | trained
-        clean = engine if config.rollout.lora == "merged" else {}
+        clean = engine if config.actor.train == "lora" and config.rollout.lora == "merged" else {}
         host |= {f"copy of {name}": size for name, size in clean.items()} | kept
     return Estimate(always, rollout, actor, host, disk(config, shape))
 
@@ -117,20 +118,30 @@ def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dic
 
 
 def engine_adapter(config: Config, shape: QwenImageShape) -> dict[str, float]:
-    """LoRA's places in the engine, which merged LoRA does not need."""
-    if config.rollout.lora == "merged":
+    """LoRA's places in the engine, where it is not merged into the weights."""
+    if config.actor.train == "full" or config.rollout.lora == "merged":
         return {}
     return {"engine: LoRA": BYTES[config.rollout.dtype] * adapter_parameters(config, shape)}
 
 
-def base_bytes(config: Config, shape: QwenImageShape, layout: Layout) -> float:
-    return BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size
+def frozen_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+    """The actor's base, sharded."""
+    if config.actor.train == "full":
+        return {}
+    return {"actor: base weights": BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size}
 
 
 def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
     """What the optimizer changes, sharded."""
-    adapter = BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape) / layout.shard_size
-    return {"actor: LoRA": adapter, "actor: Adam": 2 * adapter}
+    weights = trained_bytes(config, shape) / layout.shard_size
+    return {"actor: weights" if config.actor.train == "full" else "actor: LoRA": weights, "actor: Adam": 2 * weights}
+
+
+def trained_bytes(config: Config, shape: QwenImageShape) -> float:
+    """Master weights of all ranks that share one copy; Adam's two moments have as much each."""
+    if config.actor.train == "full":
+        return BYTES["float32"] * shape.transformer_parameters
+    return BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
 
 
 def adapter_parameters(config: Config, shape: QwenImageShape) -> int:
@@ -148,13 +159,18 @@ def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: 
     branches = guidance_branches(config)
     tokens = config.actor.micro_batch_size * (shape.image_tokens + text_width)  # of one branch
     vector = shape.width * BYTES[config.actor.dtype]
-    adapter = shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width  # of each stream
-    block = SAVED_VECTORS[config.actor.dtype] + adapter
+    block = SAVED_VECTORS[config.actor.dtype]
+    if config.actor.train == "full":
+        block += FULL_SAVED_VECTORS
+    else:
+        block += shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width  # of each stream
     once = branches if config.actor.cfg == "batched" else 1  # branches that compute at the same time
     parts = {
-        "actor: gradients": trained_weights(config, shape, layout)["actor: LoRA"],
+        "actor: gradients": trained_bytes(config, shape) / layout.shard_size,
         "actor: gathered blocks": GATHERED_BLOCKS * BYTES[config.actor.dtype] * shape.block_parameters,
     }
+    if config.actor.train == "full":  # as computed, and in fp32 on their way to the ranks that keep them
+        parts["actor: gradients of a block"] = (BYTES[config.actor.dtype] + BYTES["float32"]) * shape.block_parameters
     if config.actor.activation_checkpointing:
         parts["actor: inputs of blocks"] = branches * tokens * vector * shape.layers
         parts["actor: one block's activations"] = once * tokens * vector * block
@@ -194,10 +210,9 @@ def embedding_bytes(config: Config, shape: QwenImageShape, text_width: int) -> f
 
 def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
     """Checkpoints (one more than are kept, while it is written) and sample images."""
-    adapter = BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
     every, count = config.logging.samples_every, config.logging.samples_count
     images = count * (1 + config.steps // every) if every else 0
     return {
-        "checkpoints": (config.checkpoint.keep + 1) * 3 * adapter,
+        "checkpoints": (config.checkpoint.keep + 1) * 3 * trained_bytes(config, shape),
         "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
     }

@@ -27,6 +27,7 @@ MERGE_BYTES_PER_SECOND = 43e9  # 0.95 s more for the 41 GB that merged LoRA is r
 # Vectors per token that autograd keeps of one block without checkpointing, but for LoRA's own; counted with
 # saved_tensors_hooks (tests/planning/test_estimate.py). In bf16 rotary embeddings and norms are kept in fp32.
 SAVED_VECTORS = {"float32": 19, "bfloat16": 23}
+FULL_SAVED_VECTORS = 7  # and as many more where all weights are trained: for norms and modulation, which LoRA leaves frozen
 # Vectors per token in the tensors that come and go in the actor's backward pass: what is left of 63.7 GiB after weights,
 # gradients and what autograd keeps.
 ACTOR_WORKING_VECTORS = 10

@@ -150,6 +150,10 @@ class QwenImageShape:
         attention = self.attention_flops(text_tokens)
         return self.forward_flops(text_tokens) - attention + 2.5 * attention
 
+    def full_backward_flops(self, text_tokens: int) -> float:
+        """The same where all weights are trained: gradients of weights, too, which are as much again but for attention."""
+        return self.lora_backward_flops(text_tokens) + self.forward_flops(text_tokens) - self.attention_flops(text_tokens)
+
 
 @cache
 def count_parameters(folder: Path) -> int:

@@ -7,9 +7,9 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.planning.estimate import (
     BYTES,
     adapter_parameters,
-    base_bytes,
     engine_weights,
     find_shape,
+    frozen_weights,
     guidance_branches,
     samples_of_rank,
     trained_weights,
@@ -31,7 +31,8 @@ from omnirl_hpc.planning.measured import (
 def step_flops(config: Config, layout: Layout, text_width: int | None = None) -> dict[str, float]:
     """Operations of one rank in one step, by phase, with the rank's share of its replica's generation."""
     shape, text_width = find_shape(config), text_width or typical_text_width(config)
-    forward, backward = shape.forward_flops(text_width), shape.lora_backward_flops(text_width)
+    forward, full = shape.forward_flops(text_width), config.actor.train == "full"
+    backward = shape.full_backward_flops(text_width) if full else shape.lora_backward_flops(text_width)
     branches = samples_of_rank(config, layout) * guidance_branches(config)
     points = branches * window_size(config)
     later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
@@ -48,13 +49,14 @@ def step_seconds(config: Config, layout: Layout, gpu: Gpu, text_width: int | Non
     """Seconds of one step by phase, from the operations and the efficiencies of planning/measured.py."""
     flops = step_flops(config, layout, text_width)
     rollout, actor = config.rollout, config.actor
-    efficiency = ROLLOUT_EFFICIENCY[rollout.engine, rollout.lora, rollout.compile]
+    alone = actor.train == "full" and rollout.engine == "vllm_omni"  # no adapter beside the weights
+    efficiency = ROLLOUT_EFFICIENCY[rollout.engine, "merged" if alone else rollout.lora, rollout.compile]
     seconds = {
         "rollout": flops["rollout"] / (gpu.flops * efficiency) * slowdown(rollout.dtype),
         "old_log_prob": flops["old_log_prob"] / (gpu.flops * OLD_LOG_PROB_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
         "actor": flops["actor"] / (gpu.flops * ACTOR_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
     }
-    return seconds | {"swap": swap_seconds(config, layout, gpu), "sync": sync_seconds(config, layout)}
+    return seconds | {"swap": swap_seconds(config, layout, gpu), "sync": sync_seconds(config, layout, gpu)}
 
 
 def slowdown(dtype: str) -> float:
@@ -67,12 +69,15 @@ def swap_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
         return 0.0
     shape = find_shape(config)
     engine = sum(size for name, size in engine_weights(config, shape, layout).items() if name not in config.rollout.awake)
-    trained = sum(trained_weights(config, shape, layout).values())
-    return (engine + base_bytes(config, shape, layout) + 2 * trained) / (gpu.host_link * HOST_LINK_EFFICIENCY)
+    frozen, trained = (sum(part(config, shape, layout).values()) for part in (frozen_weights, trained_weights))
+    return (engine + frozen + 2 * trained) / (gpu.host_link * HOST_LINK_EFFICIENCY)
 
 
-def sync_seconds(config: Config, layout: Layout) -> float:
+def sync_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
+    """Of all weights only the copies to host memory count: their gathering and their checksums have not been measured."""
     shape = find_shape(config)
+    if config.actor.train == "full":
+        return engine_weights(config, shape, layout)["transformer"] / (gpu.host_link * HOST_LINK_EFFICIENCY)
     seconds = BYTES[config.rollout.dtype] * adapter_parameters(config, shape) / SYNC_BYTES_PER_SECOND
     if config.rollout.lora == "merged":
         seconds += engine_weights(config, shape, layout)["transformer"] / MERGE_BYTES_PER_SECOND

@@ -29,14 +29,20 @@ def least_needs(config: Config, shapes: dict[str, tuple[int, ...]], targets: Seq
     """
     parameters = parameter_count(shapes)
     engine = parameters * BYTES[config.rollout.dtype] // config.rollout.tensor_parallel_size
-    actor = parameters * BYTES[config.actor.dtype] // (config.actor.shard_size or world_size)
-    swap = config.residency != "resident"
-    # A and B of each target, and AdamW's moments of them, in each checkpoint that is kept; twice, because one more is being
-    # written while the oldest is there, and samples and logs need room too.
-    adapter = sum(config.actor.lora.rank * sum(shape) for shape in _targeted(shapes, targets)) * BYTES[config.actor.lora.dtype]
-    disk = 2 * config.checkpoint.keep * adapter * (1 + ADAM_MOMENTS)
+    ranks, swap = config.actor.shard_size or world_size, config.residency != "resident"
+    if config.actor.train == "full":
+        trained = parameters * BYTES["float32"] * (1 + ADAM_MOMENTS)
+        actor = training = trained // ranks  # a stop in mid-step goes back to a copy of it in host memory, always
+    else:
+        # A and B of each target
+        adapter = sum(config.actor.lora.rank * sum(shape) for shape in _targeted(shapes, targets))
+        trained = adapter * BYTES[config.actor.lora.dtype] * (1 + ADAM_MOMENTS)
+        actor, training = parameters * BYTES[config.actor.dtype] // ranks, 0
     gpu = max(engine, actor) if swap else engine + actor
-    return Needs(gpu=gpu, host=engine + actor if config.residency == "swap" else 0, disk=disk)
+    host = engine + actor if config.residency == "swap" else training
+    # In each checkpoint that is kept; twice, because one more is being written while the oldest is there, and samples and logs
+    # need room too.
+    return Needs(gpu=gpu, host=host, disk=2 * config.checkpoint.keep * trained)
 
 
 def _targeted(shapes: dict[str, tuple[int, ...]], targets: Sequence[str]) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
-from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
+from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.recorder import RecordingScheduler
 from omnirl_hpc.sampling.trajectories import Trajectories
 
@@ -32,8 +32,9 @@ class DiffusersEngine:
         self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
         self._pipeline = family.load_pipeline(dtype)
-        targets = config.actor.lora.target_modules or family.lora_targets
-        add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
+        if config.actor.train == "lora":
+            targets = config.actor.lora.target_modules or family.lora_targets
+            add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
         self._pipeline.to(device)
         self._recorder = RecordingScheduler.make(
             self._pipeline.scheduler.config, config.sampling.transition, config.sampling.noise_level
@@ -83,10 +84,23 @@ class DiffusersEngine:
             yield batch.trajectories(recording, images, schedule, self._version)[:count]
 
     @torch.no_grad()
-    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+    def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
         slots = lora_parameters(self._pipeline.transformer)
         for name in slots.keys() & state.keys():
             slots[name].copy_(state[name])
         self._version = version
-        return LoraReceipt(version, frozenset(lora_modules(slots)), state_checksum(slots))
+        return Receipt(version, frozenset(lora_modules(slots)), state_checksum(slots))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        places = dict(self._pipeline.transformer.named_parameters())
+        with self._pinned.rewriting(places.values()):
+            for name, tensor in weights:
+                if name in places:
+                    places[name].copy_(tensor)
+        self._version = version
+
+    def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        self._require_awake()
+        return ((name, parameter.detach()) for name, parameter in self._pipeline.transformer.named_parameters())

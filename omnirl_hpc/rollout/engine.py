@@ -27,11 +27,11 @@ class SampleRequest:
 
 
 @dataclass(frozen=True)
-class LoraReceipt:
-    """What an engine holds after `load_lora`, read back from the places it computes with."""
+class Receipt:
+    """What an engine holds after a sync, read back from the places it computes with."""
 
     version: int
-    modules: frozenset[str]  # names, as the actor has them
+    bound: frozenset[str]  # adapted modules, or all weights; names, as the actor has them
     checksum: str
 
 
@@ -49,8 +49,17 @@ class RolloutEngine(Protocol):
         num_steps: denoising steps, where they are not those of training.
         """
 
-    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+    def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Replace the transformer's weights (diffusers' names, whole tensors in the engine's dtype), asleep or awake.
+
+        What the engine has no place for is passed over: `held_weights` tells. For actor.train=full.
+        """
+
+    def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """The weights that the engine computes with, whole, one at a time: those of `names` that it has, and its others."""
 
     def close(self) -> None:
         """Let go of the model. The default process group is the host's and stays."""

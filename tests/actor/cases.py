@@ -87,7 +87,7 @@ def make_points(
 
 
 def make_actor(config: Config, layout: Layout = ALONE) -> FSDPActor:
-    """An actor whose adapter is not idle."""
+    """An actor whose adapter, if it has one, is not idle."""
     actor = FSDPActor(config, QwenImage(config.model), layout, CPU)
     fill_adapter(actor._transformer, seed=1)
     return actor
@@ -97,7 +97,7 @@ def gradients(actor: FSDPActor, config: Config, points: list[TrainingPoint]) -> 
     """Full gradients of one update, which is not applied. The old policy is the current one: ratios are 1."""
     algorithm, metrics = FlowGRPO(config), Accumulator(CPU)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
-    made = {name: gradient.clone() for name, gradient in actor.lora_gradients().items()}
+    made = {name: gradient.clone() for name, gradient in actor.gradients()}
     for parameter in actor._parameters.values():
         parameter.grad = None
     return made
@@ -108,8 +108,9 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
     family, algorithm = QwenImage(config.model), FlowGRPO(config)
     transformer = family.load_transformer(getattr(torch, config.actor.dtype))
     bare = family.load_transformer(getattr(torch, config.actor.dtype))
-    add_lora(transformer, config.actor.lora, family.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
-    fill_adapter(transformer, seed=1)
+    if config.actor.train == "lora":
+        add_lora(transformer, config.actor.lora, family.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+        fill_adapter(transformer, seed=1)
     for point in points:
 
         def velocity(model, point=point):
@@ -121,7 +122,8 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
             velocities[REFERENCE] = velocity(bare).detach()
         point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
         algorithm.loss(point, velocities).loss.backward()
-    return {name: p.grad for name, p in lora_parameters(transformer).items() if p.grad is not None}
+    trained = lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())
+    return {name: p.grad for name, p in trained.items() if p.grad is not None}
 
 
 def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

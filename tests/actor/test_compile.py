@@ -24,9 +24,10 @@ def graphs(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("trains", ["algorithm.kl_coef=0.1", "actor.train=full"])  # LoRA switches its adapters
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_compiled_blocks_give_the_same_gradients(graphs, tiny_model, tiny_prompts, tmp_path, checkpointing):
-    overrides = (f"actor.activation_checkpointing={checkpointing}", "algorithm.kl_coef=0.1")
+def test_compiled_blocks_give_the_same_gradients(graphs, tiny_model, tiny_prompts, tmp_path, checkpointing, trains):
+    overrides = (f"actor.activation_checkpointing={checkpointing}", trains)
     eager = make_config(tiny_model, tiny_prompts, tmp_path, *overrides)
     compiled = make_config(tiny_model, tiny_prompts, tmp_path, *overrides, "actor.compile=true")
     with one_rank_group():

@@ -198,6 +198,16 @@ BREAKS = [
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
     ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
     ("ema_decay_is_valid", {"actor.ema_decay": 1.0}, 1, ["actor.ema_decay=1.0"]),
+    *[
+        (
+            "full_training_is_possible",
+            {"actor.train": "full", key: value},
+            1,
+            [f"{key}={value}", "actor.train=full", f"Set {key}="],
+        )
+        for key, value in (("algorithm.kl_coef", 0.1), ("actor.ema_decay", 0.9), ("evaluation.every", 1), ("init_adapter", "/x"))
+    ],
+    ("choices_are_known", {"actor.train": "all"}, 1, ["actor.train=all", "lora, full"]),
     ("trackers_are_installed", {"logging.trackers": ["mlflow"]}, 1, ["logging.trackers=mlflow", "tensorboard, wandb, trackio"]),
     (
         "evaluation_is_possible",

@@ -51,10 +51,10 @@ def group():
 def test_each_tensor_of_each_phase_has_a_line(tmp_path):
     hashes = StepHashes(tmp_path / "h", rank=0, enabled=True)
     hashes.rollout(3, batch(), torch.arange(4.0), torch.arange(4.0))
-    hashes.gradients(3, 1, lambda: {"a": torch.ones(2)})
-    hashes.actor(3, lambda: {"a": torch.ones(2)}, lambda: {"a.exp_avg": torch.ones(2)})
+    hashes.gradients(3, 1, lambda: [("a", torch.ones(2))])
+    hashes.actor(3, lambda: [("a", torch.ones(2))], lambda: [("a.exp_avg", torch.ones(2))])
     lines = [json.loads(line) for line in (tmp_path / "h").read_text().splitlines()]
-    assert [line["tensor"] for line in lines] == [*PARTS, "gradients", "adapter", "optimizer"]
+    assert [line["tensor"] for line in lines] == [*PARTS, "gradients", "weights", "optimizer"]
     assert [line["phase"] for line in lines] == ["rollout"] * 5 + ["reward"] * 2 + ["update_1"] + ["end"] * 2
     assert {line["step"] for line in lines} == {3}
     assert all(len(line["hash"]) == 16 and int(line["hash"], 16) >= 0 for line in lines)

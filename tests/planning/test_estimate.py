@@ -64,6 +64,38 @@ def test_actor_of_the_tiny_recipe(tiny):
         assert parts(needed.host, *copies) == about(actor._pinned.host_bytes())
 
 
+def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_prompts, tmp_path):
+    config = tiny_recipe(tiny_model, tiny_prompts, tmp_path, "actor.train=full", "actor.dtype=bfloat16", "rollout.dtype=bfloat16")
+    needed = estimate(config, ALONE, TEXT)
+    with one_rank_group():
+        actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
+        trained = actor._parameters.values()
+        assert needed.actor["actor: activations"] == about(saved_bytes(actor, training_point(config)))
+        actor.velocity(training_point(config), CURRENT).sum().backward()
+        gradients = [p.grad for p in trained if p.grad is not None]
+        assert parts(needed.actor, "actor: weights", "actor: Adam") == about(
+            storage_bytes(map(local, actor.sharded_state().values()))
+        )
+        assert needed.actor["actor: gradients"] == about(storage_bytes(map(local, gradients)))
+        assert not any("base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host)
+        actor.offload()
+        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(actor._pinned.host_bytes())
+
+
+def test_all_weights_of_the_full_model():
+    """20.43 B parameters: 12 bytes of each with Adam's moments, 4 of the gradient, over 4 ranks; a copy in both residencies."""
+    whole = 20.43e9
+    for mode, copies in (("swap", 5), ("resident", 2)):
+        needed = estimate(*full_size("actor.train=full", f"residency={mode}", ranks=4))
+        assert sum(needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")) == about(
+            whole * 3
+        )
+        assert needed.actor["actor: gradients"] == about(whole)
+        assert sum(name.startswith("copy of") for name in needed.host) == copies  # resident: of the actor's alone
+        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(whole * 3)
+    assert estimate(*full_size("actor.train=full", "checkpoint.keep=1")).disk["checkpoints"] == about(2 * 12 * whole)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cfg", ["sequential", "batched"])
 @pytest.mark.parametrize("checkpointing", [False, True])

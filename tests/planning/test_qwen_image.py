@@ -121,6 +121,7 @@ def test_flops_of_the_backward_pass():
     attention = 4 * 60 * 24 * 128 * (1024 + 64) ** 2
     assert shape.attention_flops(64) == attention
     assert shape.lora_backward_flops(64) - shape.forward_flops(64) == pytest.approx(1.5 * attention)
+    assert shape.full_backward_flops(64) == pytest.approx(2 * (shape.forward_flops(64) - attention) + 2.5 * attention)
 
 
 def test_a_folder_without_weights_is_named(tmp_path):

@@ -51,6 +51,21 @@ def test_what_is_not_computed_costs_nothing():
     assert flops("sampling.window.size=null")["old_log_prob"] == 5 / 2 * forward / 2  # from step 0 to step 5
 
 
+def test_training_all_weights_costs_a_backward_pass_of_weights():
+    """As much as a forward pass without attention; and the engine has no adapter beside its weights."""
+    linear = 15.67e12 - 4 * 60 * 3072 * 1088**2
+    assert flops("actor.train=full")["actor"] - flops()["actor"] == pytest.approx(512 * 2 * 2 * linear, rel=1e-3)
+    full, merged, beside = (
+        step_seconds(*full_size(*overrides), H200)
+        for overrides in (("actor.train=full", "rollout.lora=adapter"), (), ("rollout.lora=adapter",))
+    )
+    assert full["rollout"] == merged["rollout"] < beside["rollout"]
+    assert full["sync"] == pytest.approx(40.9 / 55, rel=0.01)  # GB through a link of 55 GB/s
+    assert full["swap"] - merged["swap"] == pytest.approx(
+        (2 * 245 - 41 - 10) / 55, rel=0.03
+    )  # both ways; LoRA: base and 2 x 5 GB
+
+
 def test_resident_does_not_swap():
     assert step_seconds(*full_size("residency=resident"), H200)["swap"] == 0
 

@@ -22,6 +22,9 @@ DISK = 2 * 3 * (4 * 160 * 4) * 3  # twice, kept, (rank x (in + out) x fp32), ada
         (["residency=auto"], Needs(gpu=13200, host=0, disk=DISK)),
         (["actor.shard_size=1", "actor.dtype=float32"], Needs(gpu=26400, host=13200 + 26400, disk=DISK)),
         (["rollout.tensor_parallel_size=2"], Needs(gpu=6600, host=6600 + 6600, disk=DISK)),
+        # 6600 parameters x (weight + 2 moments) x fp32, by 2 ranks; resident keeps a copy for a stop in mid-step
+        (["actor.train=full"], Needs(gpu=39600, host=13200 + 39600, disk=2 * 3 * 79200)),
+        (["actor.train=full", "residency=resident"], Needs(gpu=13200 + 39600, host=39600, disk=2 * 3 * 79200)),
         (["actor.lora.dtype=bfloat16"], Needs(gpu=13200, host=13200 + 6600, disk=DISK // 2)),
     ],
 )

@@ -2,8 +2,8 @@
 
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
         pause (makes the file PAUSED, until there is a file GO).
-PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine gets the new adapter),
-        save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
+PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine shows that it has
+        what is new), save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
 `memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
 """
 
@@ -60,7 +60,8 @@ def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.trainer import Trainer
 
-    train_step, submit, deliver = Trainer.train_step, RewardMix.submit, trainer.deliver_lora
+    train_step, submit = Trainer.train_step, RewardMix.submit
+    deliver, confirm = trainer.deliver_lora, trainer.confirm_weights
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
 
     def counted_step(self, step):
@@ -88,12 +89,17 @@ def patch(faults: Faults, options: list[str]) -> None:
         faults.at("sync", version - 1)
         return deliver(engine, state, version)
 
+    def faulty_confirm(engine, sent, version):
+        faults.at("sync", version - 1)
+        return confirm(engine, sent, version)
+
     def faulty_write(self, step, *arguments):
         write(self, step, *arguments)
         faults.at("save", step)
 
     Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
-    trainer.accumulate_gradients, trainer.apply_gradients, trainer.deliver_lora = faulty_accumulate, faulty_apply, faulty_deliver
+    trainer.accumulate_gradients, trainer.apply_gradients = faulty_accumulate, faulty_apply
+    trainer.deliver_lora, trainer.confirm_weights = faulty_deliver, faulty_confirm
 
 
 def main() -> None:

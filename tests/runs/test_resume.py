@@ -174,7 +174,7 @@ def test_a_run_starts_from_an_adapter(program, reference, tmp_path):
     given, taken = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, start / "adapter"))
     assert given.keys() == taken.keys() and all(torch.equal(given[name], taken[name]) for name in given)
     assert read_state(start)["schedule"]["last_epoch"] == 0  # the adapter alone, with a new optimizer
-    assert "LoRA version 0: 24 modules bound" in (tmp_path / "warm/log/rank_0.log").read_text()
+    assert "version 0: 24 LoRA modules bound" in (tmp_path / "warm/log/rank_0.log").read_text()
 
 
 def test_a_folder_of_another_run_is_refused_by_the_names_of_the_keys(program, reference):

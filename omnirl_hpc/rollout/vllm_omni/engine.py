@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
-from typing import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
-from omnirl_hpc.rollout.engine import LoraReceipt, SampleRequest
+from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
 from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import RecordingScheduler
 from omnirl_hpc.sampling.trajectories import Trajectories
+
+if TYPE_CHECKING:  # imports vllm
+    from omnirl_hpc.rollout.vllm_omni.lora import EngineLora
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,6 @@ class VllmOmniEngine:
         self.micro_batch_size = config.rollout.micro_batch_size
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
-        from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
 
         self._worker = make_worker(config, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
@@ -53,11 +55,16 @@ class VllmOmniEngine:
         if keeps_host_copy(config):
             self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
             self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
+        self._lora = self._make_lora() if config.actor.train == "lora" else None
+
+    def _make_lora(self) -> EngineLora:
+        from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
+
+        config = self._config
         if config.rollout.lora == "merged":
-            self._lora = MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
-        else:
-            targets = config.actor.lora.target_modules or family.lora_targets
-            self._lora = AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
+            return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
+        targets = config.actor.lora.target_modules or self._family.lora_targets
+        return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
 
     def encode(self, prompt: str) -> Tensor:
         self._require_awake()
@@ -69,7 +76,8 @@ class VllmOmniEngine:
     def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
         self._require_awake()
         schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
-        self._lora.prepare()
+        if self._lora is not None:
+            self._lora.prepare()
         size, shape = self.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
@@ -80,12 +88,25 @@ class VllmOmniEngine:
                 images = self._family.decode(self._pipeline.vae, recording.final)
             yield batch.trajectories(recording, images.clone(), schedule, self._version)[:count]
 
-    def load_lora(self, state: dict[str, Tensor], version: int) -> LoraReceipt:
+    def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
         self._lora.write(state)
         self._version = version
         found = self._lora.read_back(state)
-        return LoraReceipt(version, frozenset(lora_modules(found)), state_checksum(found))
+        return Receipt(version, frozenset(lora_modules(found)), state_checksum(found))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        transformer = self._pipeline.transformer
+        with nullcontext() if self._weights is None else self._weights.rewriting(transformer):
+            transformer.load_weights(weights)  # upstream's own: it knows fused layers and the rank's share
+        self._version = version
+
+    def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        from omnirl_hpc.rollout.vllm_omni.weights import read_weights
+
+        self._require_awake()
+        return read_weights(self._pipeline.transformer, names)
 
     def sleep(self) -> None:
         if self._weights is None:
@@ -96,7 +117,8 @@ class VllmOmniEngine:
     def wake(self) -> None:
         if self._weights is not None and self._weights.asleep:
             self._weights.wake()
-            self._lora.weights_restored()
+            if self._lora is not None:
+                self._lora.weights_restored()
 
     def close(self) -> None:
         """Let go of the model. The default process group is the host's, and its subgroups live as long as it does."""

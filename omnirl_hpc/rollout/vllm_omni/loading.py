@@ -56,8 +56,8 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
 
 
 def keeps_host_copy(config: Config) -> bool:
-    """Whether the frozen weights have a copy on the host: to sleep, or to merge an adapter into the clean values."""
-    return config.residency != "resident" or config.rollout.lora == "merged"
+    """Whether the weights have a copy on the host: to sleep, or to merge an adapter into the clean values."""
+    return config.residency != "resident" or (config.actor.train == "lora" and config.rollout.lora == "merged")
 
 
 def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:

@@ -1,7 +1,8 @@
 """The engine's weights leave the device and come back.
 
-They are frozen, so their bytes are copied to the host once; every later sleep only frees the device, and merged adapters are
-never copied out. The host copy is also where merged LoRA takes the clean weights from.
+Rollout does not change them, so their bytes are copied to the host once; every later sleep only frees the device, and merged
+adapters are never copied out. The host copy is also where merged LoRA takes the clean weights from, and where new weights are
+written when all of them are trained.
 
 vLLM's own sleep (CuMem) is not used: it drops the host copy at every wake and copies everything again, allows one engine in a
 process, and misses what a loader puts on the GPU outside its pool. Here storages are emptied and refilled in place, which is the
@@ -11,7 +12,7 @@ same on every device: what CI tests is what a GPU runs.
 from __future__ import annotations
 
 import logging
-from typing import Iterator
+from typing import ContextManager, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,10 @@ class SleepingWeights:
     def clean(self, weight: Tensor) -> Tensor:
         """The values of `weight` (or of a view of one) as they were saved, on the host."""
         return self._pinned.on_host(weight)
+
+    def rewriting(self, module: nn.Module) -> ContextManager[None]:
+        """Replace the weights of a component in the `with` block: asleep, what is written comes with `wake`."""
+        return self._pinned.rewriting(list(module.parameters()))
 
     def _held(self) -> tuple[int, int]:
         """Bytes in tensors, and bytes that torch has reserved for tensors, on the GPU."""

@@ -45,8 +45,9 @@ class Bench:
             for sample in range(2)
         ]
 
-    def config(self, rollout: str, **settings: Any) -> Config:
-        config = make_config(*self.paths, f"rollout={rollout}", "rollout.micro_batch_size=4", "actor.lora.rank=6")
+    def config(self, rollout: str, train: str = "lora", **settings: Any) -> Config:
+        overrides = ("rollout.micro_batch_size=4", "actor.lora.rank=6", f"actor.train={train}")
+        config = make_config(*self.paths, f"rollout={rollout}", *overrides)
         for name, value in settings.items():
             setattr(config.rollout, name, value)
         return config
@@ -119,7 +120,7 @@ def _with_lora(bench: Bench, engine: RolloutEngine) -> dict[str, Any]:
     first, second = bench.adapter(1), bench.adapter(2)
     receipt = deliver_lora(engine, first, 1)
     one = bench.generate(engine)
-    found: dict[str, Any] = {"modules": len(receipt.modules), "distance": distance(one, bench.reference(1))}
+    found: dict[str, Any] = {"modules": len(receipt.bound), "distance": distance(one, bench.reference(1))}
     deliver_lora(engine, second, 2)
     two = bench.generate(engine)
     found |= {"moved": distance(two, one), "second distance": distance(two, bench.reference(2))}
@@ -139,7 +140,7 @@ def _with_lora(bench: Bench, engine: RolloutEngine) -> dict[str, Any]:
     misnamed = {name.replace("img_mlp.net.2", "img_mlp.nothing"): tensor for name, tensor in first.items()}
     found["bad target"] = error_of(deliver_lora, engine, misnamed, 4)
     without = {name: tensor for name, tensor in first.items() if ".to_k." not in name}
-    found["fewer modules"] = len(deliver_lora(engine, without, 5).modules)
+    found["fewer modules"] = len(deliver_lora(engine, without, 5).bound)
     sent = {name: tensor.clone() for name, tensor in first.items()}
     deliver_lora(engine, sent, 6)
     found["sent tensors untouched"] = all(torch.equal(sent[name], first[name]) for name in first)

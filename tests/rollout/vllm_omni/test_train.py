@@ -41,7 +41,7 @@ def whole(tiny_model: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPat
 def test_engine_and_actor_agree_before_every_first_update(whole: Path):
     steps = metrics(whole)
     assert len(steps) == STEPS
-    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound_modules"] == 24 for step in steps)
+    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound"] == 24 for step in steps)
 
 
 def test_a_replica_of_two_ranks_trains(tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
@@ -49,6 +49,13 @@ def test_a_replica_of_two_ranks_trains(tiny_model: Path, tiny_prompts: Path, tmp
     overrides = ("rollout.tensor_parallel_size=2", "rollout.lora=merged", "steps=2")
     subprocess.run(command(run, tiny_model, tiny_prompts, *overrides), check=True, timeout=DEADLINE)
     assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 for step in metrics(run))
+
+
+def test_a_replica_of_two_ranks_trains_all_weights(tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    overrides = ("actor.train=full", "rollout.tensor_parallel_size=2", "actor.optimizer.lr=1e-3", "steps=2")
+    subprocess.run(command(run, tiny_model, tiny_prompts, *overrides), check=True, timeout=DEADLINE)
+    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound"] == 77 for step in metrics(run))
 
 
 def test_killed_and_resumed_is_the_run_that_was_never_stopped(whole: Path, tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
