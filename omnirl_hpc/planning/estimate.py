@@ -134,7 +134,8 @@ def frozen_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dic
 def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
     """What the optimizer changes, sharded."""
     weights = trained_bytes(config, shape) / layout.shard_size
-    return {"actor: weights" if config.actor.train == "full" else "actor: LoRA": weights, "actor: Adam": 2 * weights}
+    parts = {"actor: weights" if config.actor.train == "full" else "actor: LoRA": weights, "actor: Adam": 2 * weights}
+    return parts | ({"actor: running mean": mean} if (mean := mean_bytes(config, shape) / layout.shard_size) else {})
 
 
 def trained_bytes(config: Config, shape: QwenImageShape) -> float:
@@ -142,6 +143,11 @@ def trained_bytes(config: Config, shape: QwenImageShape) -> float:
     if config.actor.train == "full":
         return BYTES["float32"] * shape.transformer_parameters
     return BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
+
+
+def mean_bytes(config: Config, shape: QwenImageShape) -> float:
+    """The running mean of the adapter (actor.ema_decay), in fp32."""
+    return 0.0 if config.actor.ema_decay is None else BYTES["float32"] * adapter_parameters(config, shape)
 
 
 def adapter_parameters(config: Config, shape: QwenImageShape) -> int:
@@ -213,6 +219,6 @@ def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
     every, count = config.logging.samples_every, config.logging.samples_count
     images = count * (1 + config.steps // every) if every else 0
     return {
-        "checkpoints": (config.checkpoint.keep + 1) * 3 * trained_bytes(config, shape),
+        "checkpoints": (config.checkpoint.keep + 1) * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),
         "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
     }
