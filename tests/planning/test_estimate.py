@@ -237,7 +237,6 @@ def test_tensor_parallelism_splits_all_but_modulation():
 def test_a_running_mean_is_one_more_copy_of_the_adapter():
     without, with_mean = (estimate(*full_size(*overrides, ranks=2)) for overrides in ((), ("actor.ema_decay=0.99",)))
     copy = 424.7e6 * 4
-    assert with_mean.gpu_bytes - without.gpu_bytes in (0, pytest.approx(copy / 2, rel=1e-3))  # 0 where rollout has the peak
     assert sum(with_mean.actor.values()) - sum(without.actor.values()) == pytest.approx(copy / 2, rel=1e-3)
     assert with_mean.node_bytes(2) - without.node_bytes(2) == pytest.approx(copy, rel=1e-3)
     assert with_mean.disk_bytes - without.disk_bytes == pytest.approx(3 * copy, rel=1e-3)  # of keep=2 and one more
