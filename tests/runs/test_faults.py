@@ -65,10 +65,9 @@ def test_a_row_that_cannot_be_used_is_named_when_it_is_met(program, tmp_path):
 def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
     ended = program.run(small_disk(kib=256) / "run", "steps=2")
     assert ended.code == 1
-    said = [line for line in ended.output.splitlines() if line.startswith("omnirl-hpc train: rank ")]
-    assert said
-    for line in said:
-        assert "phase checkpoint: could not write checkpoint 0 in " in line and "No space left on device" in line
+    (said,) = [line for line in ended.output.splitlines() if line.startswith("omnirl-hpc train: ")]
+    assert said.startswith("omnirl-hpc train: preflight: run_dir: ") and " are free in run_dir=" in said
+    assert "2 checkpoints need" in said and "make room" in said
     assert "step    1/2" not in ended.output
 
 
