@@ -42,7 +42,6 @@ class PinnedTensors:
         self._entries: dict[int, _Entry] = {}
         self._owned: dict[int, torch.UntypedStorage] = {}  # by the address of the mapped storage
         self.offloaded = False
-        self._kept = False
 
     def add(self, tensors: Iterable[Tensor], frozen: bool) -> None:
         """Add tensors that are on the device; those added before are left out. Views and tied weights move once.
@@ -71,7 +70,7 @@ class PinnedTensors:
         _to_host([entry for entry in self._entries.values() if entry.host is None or not entry.frozen])
         for entry in self._entries.values():
             entry.storage.resize_(0)
-        self.offloaded, self._kept = True, False
+        self.offloaded = True
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the other side takes its memory from the driver
 
@@ -111,12 +110,9 @@ class PinnedTensors:
         """
         if not self.offloaded:
             _to_host(self._changing())
-        self._kept = True
 
     def restore(self) -> None:
-        """Undo every change since the last `keep`. Raises RuntimeError where `offload` has overwritten what was kept."""
-        if not self._kept:
-            raise RuntimeError("nothing is kept: the tensors have been offloaded since")
+        """Undo every change since the last `keep` or `offload`."""
         for entry in self._changing():
             entry.to_device()
         _wait_for_copies()

@@ -159,17 +159,6 @@ def test_restore_undoes_what_came_after_keep():
     assert frozen.tolist() == [1] * 2
 
 
-def test_what_an_offload_has_overwritten_cannot_be_restored():
-    changing = torch.ones(3)
-    moved = pinned(changing)
-    moved.keep()
-    changing.fill_(2)
-    moved.offload()
-    moved.onload()
-    with pytest.raises(RuntimeError, match="nothing is kept"):
-        moved.restore()
-
-
 def test_keeping_what_is_offloaded_keeps_its_values():
     changing = torch.ones(3)
     moved = pinned(changing)

@@ -57,7 +57,7 @@ class Actor(Protocol):
         """Remember what is trained, optimizer and schedule in host memory, between two steps; offloaded or not."""
 
     def rollback(self) -> None:
-        """Undo everything since `keep`."""
+        """Undo everything since `keep`. Raises RuntimeError where an `offload` after an update has overwritten what was kept."""
 
     def offload(self) -> None:
         """Free the device: parameters and optimizer state go to pinned host memory. No use until `onload`."""

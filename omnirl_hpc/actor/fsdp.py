@@ -59,6 +59,7 @@ class FSDPActor:
         self._pinned.add((local(t) for tensors in trained for t in tensors.values()), frozen=False)
         self._pinned.add((local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True)
         self._kept_scheduler = self._scheduler.state_dict()
+        self._updates_on_host = self._scheduler.last_epoch  # of which the host has the outcome
 
     def offload(self) -> None:
         for module in self._transformer.modules():
@@ -66,6 +67,7 @@ class FSDPActor:
                 module.reshard()  # the root stays gathered after a forward pass without gradients
         self._optimizer.zero_grad()
         self._pinned.offload()
+        self._updates_on_host = self._scheduler.last_epoch
 
     def onload(self) -> None:
         self._pinned.onload()
@@ -139,9 +141,12 @@ class FSDPActor:
 
     def keep(self) -> None:
         self._pinned.keep()
+        self._updates_on_host = self._scheduler.last_epoch
         self._kept_scheduler = self.scheduler_state()
 
     def rollback(self) -> None:
+        if self._updates_on_host != self._kept_scheduler["last_epoch"]:
+            raise RuntimeError("what was kept is gone: the actor was updated and offloaded since")
         self._optimizer.zero_grad()
         self._pinned.restore()
         self.load_scheduler_state(self._kept_scheduler)

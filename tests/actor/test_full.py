@@ -80,6 +80,24 @@ def test_a_rolled_back_update_was_never_made(group, configured):
     assert all(torch.equal(tensor, optimizer[name]) for name, tensor in actor.full_optimizer_state())
 
 
+def test_what_an_offload_has_overwritten_cannot_be_rolled_back(group, configured):
+    """To offload what has not changed, as for a checkpoint between two steps, overwrites nothing."""
+    config = configured()
+    actor = make_actor(config)
+    actor.keep()
+    kept = copies(actor)
+    actor.offload()
+    actor.onload()
+    update(actor, config)
+    actor.rollback()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in actor.trained())
+    update(actor, config)
+    actor.offload()
+    actor.onload()
+    with pytest.raises(RuntimeError, match="what was kept is gone"):
+        actor.rollback()
+
+
 def test_there_is_no_reference(group, configured):
     config = configured()
     with pytest.raises(ConfigError, match="needs the reference.*set actor.train=lora"):

@@ -156,7 +156,7 @@ def parallel(model: Path, prompts: Path, out: Path, settings: list[dict[str, Any
     for setting in settings:
         engine = bench.engine(**setting)
         found: dict[str, Any] = {"distance": distance(bench.generate(engine), references[0])}
-        found["modules"] = len(deliver_lora(engine, bench.adapter(1), 1).modules)
+        found["modules"] = len(deliver_lora(engine, bench.adapter(1), 1).bound)
         made = bench.generate(engine)
         found |= {"lora distance": distance(made, references[1]), "latents": made.latents, "log_probs": made.log_probs}
         engine.sleep()
