@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from omnirl_hpc.config import rules
+from omnirl_hpc.config import node_rules, rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.errors import ConfigError
@@ -231,7 +231,7 @@ BREAKS = [
 def no_compiler(monkeypatch):
     """A node without one."""
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(rules.shutil, "which", lambda name: None)
+    monkeypatch.setattr(node_rules.shutil, "which", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -289,8 +289,9 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
     assert {rule for rule, *_ in BREAKS} == {rule.__name__ for rule in rules.RULES}
     defined = {
         name
-        for name, value in vars(rules).items()
-        if callable(value) and getattr(value, "__module__", "") == rules.__name__ and not name.startswith("_") and name != "check"
+        for module in (rules, node_rules)
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__ and name != "check"
     }
     assert defined == {rule.__name__ for rule in rules.RULES}
 
@@ -300,7 +301,7 @@ def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("CC", "/opt/gcc/bin/gcc")
         rules.check(compiled, 1)
-    monkeypatch.setattr(rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     rules.check(compiled, 1)
 
 
@@ -314,11 +315,11 @@ def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, a
     (tmp_path / "adapter_model.safetensors").touch()
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha, "target_modules": ["to_q"]}))
     config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
-    assert breaks(rules.init_adapter_fits, config, 1) != fits
+    assert breaks(node_rules.init_adapter_fits, config, 1) != fits
 
 
 def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    monkeypatch.setattr(node_rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install 'omnirl_hpc\[tensorboard\]'"):
         rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
     rules.check(changed(valid, {"logging.trackers": []}), 1)
@@ -334,7 +335,7 @@ def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
 
 
 def test_a_plan_needs_no_package_of_a_reward(monkeypatch):
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    monkeypatch.setattr(node_rules, "find_spec", lambda name: None)
     config = load_config(["recipe=flowgrpo_tiny", "reward=ocr", *NO_PATHS]).config
-    assert breaks(rules.reward_packages_are_installed, config, 1)
+    assert breaks(node_rules.reward_packages_are_installed, config, 1)
     rules.check(config, 2, files=False)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omnirl_hpc.config import rules
+from omnirl_hpc.config import node_rules
 from omnirl_hpc.metrics.trackers import STARTS, Trackers
 from omnirl_hpc.run_directory import RunDirectory
 from tests.helpers import make_config
@@ -50,7 +50,7 @@ def use(tiny_model, tiny_prompts, tmp_path, tracker: str, rank: int) -> None:
 
 
 def test_names_are_those_of_the_rules():
-    assert set(STARTS) == set(rules.TRACKERS)
+    assert set(STARTS) == set(node_rules.TRACKERS)
 
 
 def test_tensorboard(packages, tiny_model, tiny_prompts, tmp_path):
