@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -74,6 +74,15 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def run_command(
+    command: Sequence[str | Path], environ: Mapping[str, str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command in the checkout, with both outputs in one."""
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+    )
 
 
 def wait_until(

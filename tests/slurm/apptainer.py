@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.runs.program import ROOT
+from tests.runs.program import run_command
 
 # Where install_apptainer.sh keeps what it made. bin/ has the command for machines without one.
 CACHE = Path(os.environ.get("OMNIRL_TEST_CACHE") or Path.home() / ".cache/omnirl_hpc_tests")
@@ -19,15 +19,7 @@ WITHOUT_NETWORK = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$
 
 def run(*arguments: str, without_network: bool = False) -> subprocess.CompletedProcess[str]:
     """`apptainer …` in the checkout."""
-    return subprocess.run(
-        [*(WITHOUT_NETWORK if without_network else ()), "apptainer", *arguments],
-        cwd=ROOT,
-        env=os.environ | ENVIRON,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    return run_command([*(WITHOUT_NETWORK if without_network else ()), "apptainer", *arguments], os.environ | ENVIRON)
 
 
 def call(*arguments: str, without_network: bool = False) -> str:

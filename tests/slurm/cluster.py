@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Iterator
 
 from tests.runs import program
-from tests.runs.program import DEADLINE, OURS, ROOT, wait_until
+from tests.runs.program import DEADLINE, OURS, ROOT, run_command, wait_until
 
 HOSTS = Path(__file__).parent / "hosts"
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE")
@@ -75,16 +75,7 @@ class Cluster:
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """A command on the login host, in the checkout."""
-        return subprocess.run(
-            [self._state / "bin/hpc", *command],
-            cwd=ROOT,
-            env=self.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
+        return run_command([self._state / "bin/hpc", *command], self.environ | environ, DEADLINE)
 
     def call(self, *command: str, **environ: str) -> str:
         """A command that must end well; what it said."""

@@ -7,6 +7,7 @@ What needs no Slurm is tested without it: every phase that a rank can die in (te
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
@@ -201,6 +202,22 @@ def test_in_a_container(cluster, reference, tmp_path):
     assert job.wait() == 0, job.output()
     binds = f"{ROOT},{tmp_path}/run,{reference}/model,{reference},/opt/a:/b"
     assert f"\napptainer exec --bind {binds} {tmp_path}/image.sif python\n" in job.output()
+
+
+def test_the_preflight_by_hand_and_an_evaluation(cluster, reference, tmp_path):
+    ranks = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    said = cluster.call(
+        "srun", *ranks, sys.executable, "-m", "omnirl_hpc", "doctor", "recipe=flowgrpo_tiny", f"run_dir={tmp_path}/run"
+    )
+    assert re.search(r"ok +ranks +4 on 2 node\(s\): hpc01 \(0-1\), hpc02 \(2-3\)", said), said
+    assert re.search(r"ok +run_dir +seen and writable by all ranks", said) and re.search(
+        r"ok +all-reduce +gloo, 4 ranks", said
+    ), said
+    few = ("evaluation.num_prompts=4", "evaluation.num_inference_steps=3")
+    job = cluster.submit("sbatch/evaluate.sh", reference, *few, OUT=str(tmp_path / "out"))
+    assert job.wait() == 0, job.output()
+    assert re.search(r"^\| adapter \| -0\.\d+ \|", job.output(), re.M), job.output()
+    assert (tmp_path / "out/step_000003/comparison.jpg").exists()
 
 
 def test_sweep_trains_one_combination_in_each_task(cluster, reference, tmp_path):
