@@ -12,13 +12,13 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
+from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.layout import make_layout
-from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 

@@ -14,8 +14,8 @@ from typing import Sequence
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.config.rules import check
+from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.rewards.targets import check_prompts
 
 USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 

@@ -11,6 +11,7 @@ from omnirl_hpc.config import schema
 from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -23,7 +24,6 @@ from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
-from omnirl_hpc.rewards.targets import check_prompts
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 

@@ -1,4 +1,4 @@
-"""Does the prompt table have what the rewards compare with? Asked before anything is loaded."""
+"""Do the prompt tables have what rewards and evaluations need of them? Asked before anything is loaded."""
 
 from __future__ import annotations
 

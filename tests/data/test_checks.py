@@ -1,4 +1,4 @@
-"""Targets that a reward needs and a table lacks."""
+"""Prompt tables that lack what a reward or an evaluation needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.errors import DataError
-from omnirl_hpc.rewards.targets import check_prompts
 
 NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")
 INDIFFERENT = RewardPartConfig("tests.rewards.scripted:Scripted")
