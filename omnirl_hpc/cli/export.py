@@ -102,29 +102,29 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def read_transformer(checkpoint: Path, config: Config) -> Any:
-    """The transformer with the weights of a checkpoint, in the engine's dtype."""
-    from omnirl_hpc.launch.runtime import prepare_process
-
-    prepare_process(config.threads_per_rank)
-    import torch
-
+    """The transformer with the weights of a checkpoint."""
+    _, transformer = load_base(config)
     from omnirl_hpc.checkpoint import load_weights
 
-    transformer = find_class("model", config.model.family)(config.model).load_transformer(getattr(torch, config.rollout.dtype))
     load_weights(checkpoint, transformer)
     return transformer
 
 
 def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
-    """The transformer with the adapter added to its weights, in the engine's dtype and diffusers' layout."""
+    """The transformer with the adapter added to its weights, in diffusers' layout."""
+    family, transformer = load_base(config)
+    from omnirl_hpc.models.lora import merge_lora
+
+    merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
+    transformer.save_pretrained(out)
+
+
+def load_base(config: Config) -> tuple[Any, Any]:
+    """The model family, and its transformer as the run started from it, in the engine's dtype."""
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(config.threads_per_rank)
     import torch
 
-    from omnirl_hpc.models.lora import merge_lora
-
     family = find_class("model", config.model.family)(config.model)
-    transformer = family.load_transformer(getattr(torch, config.rollout.dtype))
-    merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
-    transformer.save_pretrained(out)
+    return family, family.load_transformer(getattr(torch, config.rollout.dtype))
