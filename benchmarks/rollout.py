@@ -1,6 +1,6 @@
 """The rollout engine by itself: seconds an image for several text widths, seconds of a LoRA update, of sleep and of wake.
 
-    python benchmarks/rollout.py MODEL [--text-tokens 64 128 256] [--out FILE] [--profile] [OVERRIDE …]
+    python benchmarks/rollout.py MODEL [--text-tokens 64 --text-tokens 256] [--out FILE] [--profile] [OVERRIDE …]
 
 MODEL is a checkpoint (`omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights). The recipe is
 flowgrpo_qwen_image; each figure is the second of two runs, since the first one compiles. Runs on one GPU.
@@ -23,7 +23,7 @@ from omnirl_hpc.sampling.noise import standard_normal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--text-tokens", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--text-tokens", type=int, action="append", help="a padded width; may be given several times")
     parser.add_argument("--out", type=Path, help="append the table to this file")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a micro-batch of the first width")
     options, overrides = parser.parse_known_args()
@@ -39,7 +39,10 @@ def main() -> None:
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     device = torch.device("cuda", 0)
     with process_group(Rendezvous(find_identity(), config.timeout_seconds), device):
-        rows = dict(measure(config, options, device))
+        rows = {}
+        for name, value in measure(config, options, device):
+            print(f"{name}: {value:.3f}", flush=True)
+            rows[name] = value
     lines = [f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}", ""]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]
     lines += ["| " + " | ".join(f"{value:.3f}" for value in rows.values()) + " |", "", ""]
@@ -64,7 +67,7 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
 
     yield "LoRA update and receipt s", second(lambda: deliver_lora(engine, state, 0))
     yield "update alone s", second(lambda: engine._lora.write(state))
-    for tokens in options.text_tokens:
+    for tokens in options.text_tokens or [128]:
         requests = make_requests(tokens, size)
 
         def generate() -> None:
@@ -72,14 +75,11 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
                 pass
 
         yield f"{tokens} tokens: s/image", second(generate) / size
-        if options.profile and tokens == options.text_tokens[0]:
+        if options.profile and tokens == (options.text_tokens or [128])[0]:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 generate()
                 torch.cuda.synchronize()
             print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100), flush=True)
-    timer.take()
-    generate()
-    yield "of it decoding s/image", timer.take()["decode"] / size
     if config.residency == "swap":
         sleeps = [(seconds(engine.sleep), seconds(engine.wake)) for _ in range(2)]
         yield "sleep s", sleeps[1][0]
