@@ -149,6 +149,8 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("rollout.tensor_parallel_size=2", ["rollout.tensor_parallel_size", "1 rank(s)"]),
         ("actor.shard_size=2", ["actor.shard_size=2", "1 rank(s)"]),
         ("init_adapter=/nowhere", ["init_adapter=/nowhere", "adapter_model.safetensors does not exist"]),
+        ("data.prompts=/", ["data.prompts=/ is a folder"]),
+        ("run_dir='~/run'", ["run_dir=~/run", "write $HOME"]),
         ("data.prompts=/nowhere.parquet", ["data.prompts=/nowhere.parquet does not exist"]),
         ("checkpoint.every=0", ["checkpoint.every=0", "greater than 0"]),
         ("checkpoint.resume_step=7", ["checkpoint.resume_step=7", "it has: none"]),
