@@ -78,7 +78,7 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
         one_of("logging.trackers", name, TRACKERS)
         require(
             find_spec(name) is not None,
-            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]' in the checkout, or drop it",
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
         )
 
 
