@@ -38,8 +38,6 @@ def find_holder(run_dir: str | Path) -> dict[str, Any] | None:
         age = time.time() - path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
-    except PermissionError as error:
-        raise ConfigError(f"run_dir={run_dir} cannot be read: {error}") from None
     return None if age > STALE_SECONDS or _is_dead_here(holder) else holder | {"age": age}
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import omnirl_hpc
-from omnirl_hpc.cli.main import COMMANDS
+from omnirl_hpc.cli.main import COMMANDS, main
 
 ROOT = Path(omnirl_hpc.__file__).parent.parent
 # A hook says at exit whether torch was imported.
@@ -95,6 +95,17 @@ def test_usage_errors(arguments, error):
     *usage, last = result.stderr.splitlines()  # argparse puts its usage before the error
     assert usage[0].startswith(f"usage: omnirl-hpc {arguments[0]}")
     assert last.startswith(f"omnirl-hpc {arguments[0]}: error:") and error in last
+
+
+def test_a_file_of_another_user_is_one_sentence(monkeypatch, capsys):
+    def run(arguments):
+        raise PermissionError(13, "Permission denied", "/home/someone/run/config.yaml")
+
+    monkeypatch.setattr("omnirl_hpc.cli.status.run", run)
+    with pytest.raises(SystemExit) as end:
+        main(["status", "/home/someone/run"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "omnirl-hpc status: /home/someone/run/config.yaml: Permission denied\n"
 
 
 def test_prompts_writes_a_table_without_torch(tmp_path):
