@@ -61,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OmniRLError as error:
         print(f"omnirl-hpc {command}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    except PermissionError as error:  # anywhere: most of all in the folder of another user
+        print(f"omnirl-hpc {command}: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:  # before `train` has its own handler, and in all other commands
         sys.exit(EXIT_INTERRUPTED)
 

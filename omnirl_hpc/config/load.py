@@ -23,6 +23,15 @@ from omnirl_hpc.errors import ConfigError
 # Overrides for a configuration that no run is made of: the settings that have no default.
 NO_PATHS = ("run_dir=-", "model.path=-", "data.prompts=-")
 
+# OmegaConf's words -> what a value must be
+KINDS = {
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not a ListConfig": "a list, written [a,b]",
+    "is not Optional": "given, not null",
+}
+
 
 @dataclass(frozen=True)
 class LoadedConfig:
@@ -87,7 +96,7 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
         _refuse_equal_parts(overrides)
         composed = _compose(name, list(overrides))
     except HydraException as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error)) from None
     except YAMLError as error:
         raise ConfigError(f"a file of settings is not YAML: {' '.join(str(error).split())}") from None
     choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
@@ -183,14 +192,38 @@ def _unknown(key: str) -> str:
     return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _explain(error: HydraException) -> str:
+def _how_to_write(override: str) -> str:
+    key, _, value = override.partition("=")
+    if value.startswith("~"):
+        return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
+    if value and value[0] not in "[{" and not key.startswith("-"):
+        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: '{key}=\"{value}\"'"
+    return "settings are written as key=value, in Hydra's syntax"
+
+
+def _why_not(cause: str) -> str:
+    """OmegaConf's words about a value, in ours."""
+    for words, kind in KINDS.items():
+        if words in cause:
+            return f"the value must be {kind}"
+    return cause.splitlines()[0]
+
+
+def explain(error: HydraException) -> str:
     """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+        return f"{error.override!r} cannot be read: {_how_to_write(error.override)}"
+    if wrong := re.match(r"Error merging override (.*)", str(error)):
+        return f"{wrong.group(1)}: {_why_not(str(error.__cause__))}"
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, choice = error.missing_cfg_file.partition("/")
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
+    if several := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
+        return (
+            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc sweep, and other commas "
+            "need quotes that the shell leaves: 'key=\"a,b\"'"
+        )
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
     file = re.match(r"In '([^']+)': \w+ raised while composing config:", text)  # the wrong line stands in a file
     place = f"configs/{file.group(1)}.yaml: " if file else ""

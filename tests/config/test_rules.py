@@ -320,7 +320,7 @@ def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, a
 
 def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
     monkeypatch.setattr(node_rules, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install 'omnirl_hpc\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install '.\[tensorboard\]'"):
         rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
     rules.check(changed(valid, {"logging.trackers": []}), 1)
 
