@@ -144,7 +144,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         evaluator = Evaluator(config, family, layout, engine, embed, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
-        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step)
+        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, check_stop=lambda: None)
         engine.close()
     finally:
         rewards.close()

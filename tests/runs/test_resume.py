@@ -152,13 +152,20 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
 
 
 def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
-    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too."""
+    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too.
+
+    The third step was trained, and is not trained again.
+    """
     evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
     arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
     program.finish(tmp_path / "straight", *arguments)
     program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:1:0",))
-    program.finish(tmp_path / "stopped", *arguments, faults=("stop:sync:2:0",))
-    program.finish(tmp_path / "stopped", *arguments)
+    for fault in ("stop:sync:2:0", "term:evaluation:2:1"):  # twice in a row, the second time in the middle
+        program.finish(tmp_path / "stopped", *arguments, faults=(fault,))
+        assert (tmp_path / "stopped/checkpoints/latest").read_text() == "step_000003"
+        assert [line["step"] for line in lines(tmp_path / "stopped/metrics.jsonl")] == [0, 1]
+    ended = program.finish(tmp_path / "stopped", *arguments)
+    assert "going on from step 3 of 4" in ended.output and "step    3/4" in ended.output
     code, said = compare(tmp_path / "straight", tmp_path / "stopped")
     assert code == 0, said
     ours, theirs = (tmp_path / name / "checkpoints" for name in ("stopped", "straight"))
