@@ -33,6 +33,8 @@ def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(p
     said = [line for line in second.output.splitlines() if line.startswith("omnirl-hpc train: ")]
     assert len(said) <= 1  # rank 0 speaks, unless torchrun ends it because rank 1 was faster
     assert all(f"run_dir={run_dir} is in use by torchrun run " in line for line in said)
+    *_, last, _ = second.output.splitlines()  # of torchrun: it puts a rule below
+    assert last.startswith("  traceback : omnirl-hpc train: ") and f"run_dir={run_dir} is in use by torchrun run " in last
     assert ended.code == 0, ended.output  # the first did not notice
     assert_same_run(run_dir, reference)
 
