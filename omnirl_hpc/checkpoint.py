@@ -37,6 +37,7 @@ from omnirl_hpc.adapters import save_adapter
 from omnirl_hpc.checkpoint_files import checkpoint_path, crc, find_checkpoint, read_state, steps_in, write_text
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.launch.agreement import first_error
 
 log = logging.getLogger(__name__)
 
@@ -148,14 +149,22 @@ class Checkpointer:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         manifest = {str(path.relative_to(folder)): [path.stat().st_size, crc(path)] for path in files}
         write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
-        shutil.rmtree(self._path(step), ignore_errors=True)  # of a run that went another way after this step
-        folder.rename(self._path(step))
+        self._replace(self._path(step), folder)
         self._point("latest", step)
         if self._best is not None:
             self._point("best", self._best)
         aging = [step for step in steps_in(self._folder) if step != self._best]
         for old in aging[: -self._config.keep]:
             shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def _replace(self, path: Path, new: Path) -> None:
+        """What is replaced is of a run that went another way, or not evaluated yet. It goes only when the new one is in its place."""
+        old = path.with_suffix(".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _point(self, name: str, step: int) -> None:
         write_text(self._folder / f"{name}.tmp", self._path(step).name)
@@ -168,13 +177,11 @@ class Checkpointer:
             action()
         except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
-        errors: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, error, group=self._agreement)
-        if failed := [e for e in errors if e]:
+        if error := first_error(error, self._agreement):
             if self._rank == 0:
                 for leftover in self._folder.glob("step_*.tmp"):
                     shutil.rmtree(leftover, ignore_errors=True)
-            raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
+            raise CheckpointError(f"could not {what} in {self._folder}: {error}; earlier checkpoints are untouched")
 
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""

@@ -24,6 +24,10 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
 
+def whole_steps(folder: Path) -> list[int]:
+    return [step for step in steps_in(folder) if find_fault(checkpoint_path(folder, step)) is None]
+
+
 def find_checkpoint(folder: Path, step: int | None = None, setting: str = "step ") -> Path | None:
     """The checkpoint of `step`, else the newest whole one; None where there is none. Says which it passed over.
 
@@ -32,8 +36,7 @@ def find_checkpoint(folder: Path, step: int | None = None, setting: str = "step 
     if step is not None:
         path = checkpoint_path(folder, step)
         if fault := find_fault(path):
-            whole = [other for other in steps_in(folder) if find_fault(checkpoint_path(folder, other)) is None]
-            raise CheckpointError(f"{setting}{step}: {path} {fault}; whole steps: {whole}")
+            raise CheckpointError(f"{setting}{step}: {path} {fault}; whole steps: {whole_steps(folder)}")
         return path
     for step in reversed(steps_in(folder)):
         path = checkpoint_path(folder, step)

@@ -129,7 +129,8 @@ def check_request(request: Request) -> None:
     require(
         request.warning < seconds_of(request.time), f"warning={request.warning} (seconds) must be less than time={request.time}"
     )
-    for key, value in {"container": request.container, "python": request.python}.items():
+    here = {"container": request.container} if request.container else {"python": request.python}  # a container has its own python
+    for key, value in here.items():
         require("/" not in value or "://" in value or Path(value).exists(), f"{key}={value} does not exist")
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from omnirl_hpc.config.classes import SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -64,24 +64,32 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     return _load("train", overrides)
 
 
-def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
+def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
     """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run has its default.
+
+    unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then, and need not be here:
+    its settings are left out but for those that every class has.
 
     Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made its choices.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
-        algorithm = saved["algorithm"]["name"]
-        parts = {part: settings["name"] for part, settings in saved["reward"]["parts"].items()}
+        parts = saved["reward"]["parts"]
+        settings = [("algorithm", "saved", "", saved["algorithm"])]
+        settings += [("reward", f"saved_{part}", part, values) for part, values in parts.items()]
+        names = [values["name"] for *_, values in settings]
     except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
-    _store("algorithm", algorithm, "saved", part="")
-    for part, name in parts.items():
-        _store("reward", name, f"saved_{part}", part=part)
+    for (group, choice, part, values), name in zip(settings, names):
+        left_out = group in unused and is_import_path(name)
+        kind = BASE_SETTINGS[group] if left_out else settings_class(group, name)
+        for key in values.keys() - {field.name for field in fields(kind)} if left_out else ():
+            del values[key]
+        _store(group, name, choice, part, kind)
     typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
     ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
     return _load("saved_run", overrides)
@@ -91,7 +99,7 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
     ConfigStore.instance().store(name="schema", node=Config)
     for group, names in SETTINGS.items():
         for choice in names:
-            _store(group, choice, f"{choice}_schema", part=choice)
+            _store(group, choice, f"{choice}_schema", choice, settings_class(group, choice))
     try:
         _refuse_equal_parts(overrides)
         composed = _compose(name, list(overrides))
@@ -122,7 +130,7 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
         if group not in ("model", *SETTINGS) or not is_import_path(choice):
             raise
-    _store(group, choice, choice, part=choice.rpartition(":")[2])
+    _store(group, choice, choice, choice.rpartition(":")[2], None if group == "model" else settings_class(group, choice))
     return _compose(name, overrides)
 
 
@@ -137,13 +145,13 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
                 )
 
 
-def _store(group: str, name: str, choice: str, part: str) -> None:
-    """Make a choice of a group out of a class: its settings with their types, and its name in them."""
-    if group == "model":
+def _store(group: str, name: str, choice: str, part: str, kind: type | None) -> None:
+    """Make a choice of a group out of a class: its settings, of type `kind` where there is one, and its name in them."""
+    if kind is None:
         node = {"family": name}
     else:
         try:
-            node = OmegaConf.structured(settings_class(group, name))
+            node = OmegaConf.structured(kind)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
         node.name = name

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.require import one_of, require
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.installation import is_installed
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -29,7 +29,7 @@ def compiler_is_there(config: Config, world_size: int) -> None:
 
 def reward_packages_are_installed(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
-        missing = [package for package in find_class("reward", part.name).packages if not find_spec(package)]
+        missing = [package for package in find_class("reward", part.name).packages if not is_installed(package)]
         require(
             not missing,
             f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
@@ -77,7 +77,7 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
     for name in config.logging.trackers:
         one_of("logging.trackers", name, TRACKERS)
         require(
-            find_spec(name) is not None,
+            is_installed(name),
             f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
         )
 

@@ -181,6 +181,13 @@ def test_help_of_train_says_where_settings_are(train):
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout
 
 
+def test_torchrun_shows_the_sentence_below_its_traceback(train, tmp_path):
+    """It reads this file; tests/runs starts it."""
+    line = said(train("steps=abc", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")))
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert message["message"] == message["extraInfo"]["py_callstack"] == line and int(message["extraInfo"]["timestamp"])
+
+
 def test_a_missing_setting_is_one_sentence():
     assert said(omnirl("train")) == "omnirl-hpc train: run_dir has no value: add run_dir=… to the command line or to the recipe"
 
