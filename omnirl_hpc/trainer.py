@@ -14,6 +14,7 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.checkpoint import Checkpointer
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
+from omnirl_hpc.data.checks import check_prompt_lengths
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
@@ -75,6 +76,7 @@ class Trainer:
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
         self.trackers, self.progress = trackers, ProgressDisplay(config.steps, layout.rank)
         self.family = find_class("model", config.model.family)(config.model)
+        check_prompt_lengths(config, self.family.count_text_tokens)
         self.sampler = GroupSampler(
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
         )

@@ -362,7 +362,12 @@ def test_the_best_by_another_measure_says_nothing(configured, run):
     assert state["best"]["step"] == 2
 
 
-def test_a_prompt_that_is_too_long_for_an_evaluation_is_found_at_the_start(configured, tmp_path):
+def test_a_prompt_that_is_too_long_is_found_before_weights_load(configured, tmp_path, monkeypatch):
     pq.write_table(pa.table({"prompt": ["a cat", "b" * 2000]}), tmp_path / "long.parquet")
-    with one_rank_group(), pytest.raises(DataError, match="row 1: a prompt of .* tokens is longer than"):
-        train(configured(*EVALUATION, f"evaluation.prompts={tmp_path / 'long.parquet'}"))
+    monkeypatch.setattr(trainer_module, "FSDPActor", None)
+    for table in ("data.prompts", "evaluation.prompts"):
+        with (
+            one_rank_group(),
+            pytest.raises(DataError, match=r"1 of 2 rows of \S+ have a prompt of 1024 tokens or more: rows 1\."),
+        ):
+            train(configured(*EVALUATION, f"{table}={tmp_path / 'long.parquet'}"))

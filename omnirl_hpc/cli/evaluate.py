@@ -12,7 +12,7 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
-from omnirl_hpc.data.checks import check_prompts
+from omnirl_hpc.data.checks import check_prompt_lengths, check_prompts
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -150,6 +150,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         for policy, lora in load_everywhere(adapters).items()
     }
     family = find_class("model", config.model.family)(config.model)
+    check_prompt_lengths(config, family.count_text_tokens)
     rewards = RewardMix(config.reward)
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pyarrow as pa
@@ -83,13 +83,17 @@ class PromptTable:
         return [self[row] for row in range(count)]
 
     def blank_rows(self, column: str) -> list[int]:
-        """The rows in which a column of text is missing or blank; reads only that column."""
+        """The rows in which a column of text is missing or blank."""
+        return self.find_rows(column, lambda text: not text.strip()) if column in self._columns else list(range(len(self)))
+
+    def find_rows(self, column: str, wanted: Callable[[str], bool]) -> list[int]:
+        """The rows whose text in `column` is `wanted`; reads only that column. A text that is missing is empty."""
         if column not in self._columns:
-            return list(range(len(self)))
+            return []
         rows, first = [], 0
         try:
             for batch in self._file.iter_batches(columns=[column]):
-                rows += [first + i for i, text in enumerate(batch.column(0).to_pylist()) if not (text or "").strip()]
+                rows += [first + i for i, text in enumerate(batch.column(0).to_pylist()) if wanted(text or "")]
                 first += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path}, column {column}: {' '.join(str(error).split())}") from None

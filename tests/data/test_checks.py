@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
-from omnirl_hpc.data.checks import check_prompts
+from omnirl_hpc.data.checks import check_prompt_lengths, check_prompts
 from omnirl_hpc.errors import DataError
 
 NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")
@@ -57,3 +57,43 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
     config.evaluation.prompts = tables["held_out"]
     with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have no target"):
         check_prompts(config)
+
+
+def count_bytes(text: str) -> int:
+    """A tokenizer of one token a byte, within a template of 3 tokens, for a model that takes 40."""
+    if 3 + len(text.encode()) > 40:
+        raise DataError("too long for the model")
+    return 3 + len(text.encode())
+
+
+class TestLengths:
+    """Padded widths of 8 and 16: with a token of padding and the template, 12 bytes fit."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        file, columns = tmp_path / "t.parquet", {"prompt": ["x" * 12, "é" * 7, "x" * 99, "x" * 12], "negative_prompt": [None] * 4}
+        pq.write_table(pa.table(columns), file, row_group_size=2)
+        return Config(data=DataConfig(prompts=str(file), text_lengths=[8, 16]), algorithm=FlowGRPOConfig())
+
+    def test_rows_that_are_too_long_are_named(self, config):
+        with pytest.raises(
+            DataError, match=r"^2 of 4 rows of \S+t.parquet have a prompt of 16 tokens or more: rows 1, 2\. Shorten"
+        ):
+            check_prompt_lengths(config, count_bytes)
+
+    def test_a_wider_text_length_or_fewer_tokens_cure_it(self, config):
+        check_prompt_lengths(config, lambda text: 3 + len(text) // 10)
+        config.data.text_lengths = [128]
+        check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+
+    def test_negative_prompts_count_where_there_is_guidance(self, config, tmp_path):
+        pq.write_table(pa.table({"prompt": ["x", "y"], "negative_prompt": ["z", "z" * 13]}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=r"1 of 2 rows .* have a negative_prompt of 16 tokens or more: rows 1\."):
+            check_prompt_lengths(config, count_bytes)
+        config.sampling.true_cfg_scale = 1.0
+        check_prompt_lengths(config, count_bytes)
+
+    def test_the_negative_prompt_of_all_rows(self, config):
+        config.data.text_lengths, config.data.negative_prompt = [128], "z" * 200
+        with pytest.raises(DataError, match="^data.negative_prompt has 128 tokens or more"):
+            check_prompt_lengths(config, lambda text: 3 + len(text.encode()))

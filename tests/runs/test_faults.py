@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from omnirl_hpc.checkpoint_files import find_fault
@@ -50,16 +48,6 @@ def test_a_gradient_that_is_nan_stops_the_run_before_it_is_applied(program, tmp_
     assert [find_fault(checkpoints / f"step_00000{n}") for n in (0, 1)] == [None, None]
     program.finish(tmp_path / "run", "checkpoint.every=1", "steps=2", ranks=1)
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
-
-
-def test_a_row_that_cannot_be_used_is_named_when_it_is_met(program, tmp_path):
-    """The first step of all takes it. The fault is the table's: exit code 2."""
-    file = tmp_path / "prompts.parquet"
-    pq.write_table(pa.table({"prompt": ["a", "b", "c", " "]}), file, row_group_size=2)
-    ended = program.run(tmp_path / "run", f"data.prompts={file}", "steps=2", ranks=1)
-    assert ended.code == 2
-    assert f"{file}, row group 1, row 3: the prompt is empty" in ended.output.splitlines()[-1]
-    assert "Traceback" not in ended.output
 
 
 def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
