@@ -1,6 +1,6 @@
 """Every figure of a plan that is measured and not computed, in one place, so that new measurements change one file.
 
-One H200, full-size Qwen-Image in bf16, 256 text tokens: benchmarks/results/2026-11-30_h200_rl_step.md, for eager blocks 2026-11-29.
+One H200, full-size Qwen-Image in bf16: benchmarks/results/2026-11-30_h200_*.md; attention by cuDNN, which SDPA takes there.
 "Vectors" are rows of the transformer's width in its dtype; per token they hold whatever the image size, the batch and the width of
 the text.
 """
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 # Share of the GPU's bf16 peak that is reached, by (rollout.engine, rollout.lora, rollout.compile). Decoding is in it.
 ROLLOUT_EFFICIENCY = {
-    ("vllm_omni", "adapter", False): 0.31,  # 1.20 s an image: 20 forwards of 18.6 TF
-    ("vllm_omni", "merged", True): 0.447,  # 0.84 s an image
-    ("vllm_omni", "merged", False): 0.375,  # the first, less the 20 % that LoRA beside the weights costs
-    ("vllm_omni", "adapter", True): 0.393,  # 0.96 s an image
+    ("vllm_omni", "merged", True): 0.514,  # 0.653 s an image with 128 text tokens: 20 forwards of 16.6 TF
+    # Measured with slower attention (0.836 and 0.864 s an image with 64 text tokens), less the 0.107 s that it cost
+    ("vllm_omni", "adapter", True): 0.435,
+    ("vllm_omni", "merged", False): 0.42,
+    ("vllm_omni", "adapter", False): 0.35,  # the last and the 20 % that LoRA beside the weights costs
     ("diffusers", "adapter", False): 0.355,  # 39.5 ms a forward of 16.7 TF, plus 20 % for LoRA
 }
-# By actor.compile, with actor.attention=sdpa
-OLD_LOG_PROB_EFFICIENCY = {False: 0.31, True: 0.41}  # 61 and 46 ms a forward of 18.6 TF
-ACTOR_EFFICIENCY = {False: 0.28, True: 0.37}  # 207 and 157 ms for forward, recomputed forward and backward: 57.6 TF
+# By actor.compile, with actor.attention=sdpa, of the actor alone with 256 text tokens
+OLD_LOG_PROB_EFFICIENCY = {False: 0.333, True: 0.461}  # 56.5 and 40.8 ms a forward of 18.6 TF
+ACTOR_EFFICIENCY = {False: 0.272, True: 0.438}  # 214 and 133 ms for forward, recomputed forward and backward: 57.6 TF
 FP32_SLOWDOWN = 2.0  # at least: TF32 has half the peak of bf16
 
 HOST_LINK_EFFICIENCY = 0.86  # 55 GB/s of PCIe 5's 64, page-locked
-SYNC_BYTES_PER_SECOND = 1.7e9  # 0.5 s for the 0.85 GB of LoRA r64 in bf16, checksums on both sides included
+SYNC_BYTES_PER_SECOND = 3.8e9  # 0.22 s for the 0.85 GB of LoRA r64 in bf16, checksums on both sides included
 MERGE_BYTES_PER_SECOND = 43e9  # 0.95 s more for the 41 GB that merged LoRA is recomputed in
 
 # Vectors per token that autograd keeps of one block without checkpointing, but for LoRA's own; counted with
