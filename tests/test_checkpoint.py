@@ -168,7 +168,9 @@ def test_none_whole_is_none(saved):
 def test_a_step_that_is_asked_for(saved):
     folder, _ = saved
     assert make(folder, resume_step=2).find() == folder / "step_000002"
-    with pytest.raises(CheckpointError, match=r"resume_step=7: .*step_000007 does not exist, says rank 0 on .*; whole steps: \[1, 2, 3\]"):
+    with pytest.raises(
+        CheckpointError, match=r"resume_step=7: .*step_000007 does not exist, says rank 0 on .*; whole steps: \[1, 2, 3\]"
+    ):
         make(folder, resume_step=7).find()
     truncate(folder / "step_000002" / "state.json")
     with pytest.raises(CheckpointError, match=r"resume_step=2: .*bytes of state.json, says rank 0 on .*; whole steps: \[1, 3\]"):
