@@ -133,15 +133,14 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
     loras = {
-        policy: {name: tensor.to(device, dtype) for name, tensor in load_adapter(folder).items()}
-        for policy, folder in adapters.items()
+        policy: {name: tensor.to(dtype) for name, tensor in load_adapter(folder).items()} for policy, folder in adapters.items()
     }
     family = find_class("model", config.model.family)(config.model)
     rewards = RewardMix(config.reward)
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))
         embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, engine, embed, rewards, out)
+        evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
         evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step)
