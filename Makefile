@@ -26,6 +26,7 @@ help:
 	@grep -E '^# make' Makefile | sed 's/^# //; s/   make/\nmake/g'
 
 install: $(WITH_ENGINE)
+	@echo "installed: .venv/bin/omnirl-hpc"
 
 $(INSTALLED): pyproject.toml constraints/cpu.txt
 	@[ -n "$(PYTHON)" ] && $(PYTHON) -c '$(PYTHON_FITS)' 2>/dev/null \

@@ -31,6 +31,7 @@ def main() -> None:
 
     from omnirl_hpc.launch.groups import process_group
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.rendezvous import Rendezvous
 
     work = Path(tempfile.mkdtemp())
     shallow, deep = options.layers // 2, options.layers
@@ -39,7 +40,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers")
     print("| overrides | forward ms | forward + backward ms | peak GiB at 60 layers |\n|---|---|---|---|")
     device = torch.device("cuda", 0)
-    with process_group(find_identity(), device, timeout_seconds=600):
+    with process_group(Rendezvous(find_identity(), timeout_seconds=600), device):
         for variant in options.variants:
             gc.collect()
             torch.cuda.empty_cache()

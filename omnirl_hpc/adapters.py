@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from omnirl_hpc.checkpoint_files import find_checkpoint, read_state, write_text
+from omnirl_hpc.checkpoint_files import find_checkpoint, read_state, whole_steps, write_text
 from omnirl_hpc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -50,12 +50,24 @@ def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int,
     """
     if step == "best":
         if not (checkpoints / "best").is_file():
-            raise CheckpointError(f"--step best: {checkpoints} has none: the run was made without evaluation.every")
+            raise CheckpointError(
+                f"--step best: {checkpoints} has none: a run that sets evaluation.every (and not evaluation.keep_best=false) has one "
+                f"after its first evaluation; whole steps: {whole_steps(checkpoints)}"
+            )
         step = int((checkpoints / "best").read_text().removeprefix("step_"))
     path = find_checkpoint(checkpoints, step, setting="--step ")
     if path is None:
         raise CheckpointError(f"{checkpoints} has no whole checkpoint")
-    return read_state(path)["step"], path
+    try:
+        return read_state(path)["step"], path
+    except FileNotFoundError:
+        raise _gone(path) from None
+
+
+def _gone(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} was deleted meanwhile, as a run does with its oldest checkpoints (checkpoint.keep): try again"
+    )
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -63,6 +75,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
     Raises CheckpointError where they are missing or cannot be read, and for an adapter that is more than plain LoRA.
     """
+    if not folder.is_dir():
+        raise _gone(folder)
     try:
         if (folder / PEFT_FILE).is_file():
             settings = json.loads((folder / "adapter_config.json").read_text())
@@ -91,10 +105,14 @@ def load_adapter(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     path = adapter_file(folder)
+    if not folder.is_dir():
+        raise _gone(folder)
     if path is None:
         raise CheckpointError(f"{folder} is not an adapter: it has neither {PEFT_FILE} nor {DIFFUSERS_FILE}")
     try:
         tensors = load_file(path)
+    except FileNotFoundError:
+        raise _gone(path) from None
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return {name.removeprefix(PEFT_PREFIX).removeprefix(DIFFUSERS_PREFIX): tensor for name, tensor in tensors.items()}

@@ -48,6 +48,7 @@ from omnirl_hpc.checkpoint_files import (
 )
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.launch.agreement import gather
 
 log = logging.getLogger(__name__)
 
@@ -164,14 +165,22 @@ class Checkpointer:
             return
         folder = self._temporary(step)
         write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
-        shutil.rmtree(self._path(step), ignore_errors=True)  # of a run that went another way after this step
-        folder.rename(self._path(step))
+        self._replace(self._path(step), folder)
         self._point("latest", step)
         if self._best is not None:
             self._point("best", self._best)
         aging = [step for step in steps_in(self._folder) if step != self._best]
         for old in aging[: -self._config.keep]:
             shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def _replace(self, path: Path, new: Path) -> None:
+        """What is replaced is of a run that went another way, or not evaluated yet. It goes only when the new one is in its place."""
+        old = path.with_suffix(".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _point(self, name: str, step: int) -> None:
         write_text(self._folder / f"{name}.tmp", self._path(step).name)
@@ -184,19 +193,13 @@ class Checkpointer:
             result = action()
         except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
-        outcomes = self._gather((result, error))
+        outcomes = gather((result, error), self._agreement)
         if failed := [error for _, error in outcomes if error]:
             if self._rank == 0:
                 for leftover in self._folder.glob("step_*.tmp"):
                     shutil.rmtree(leftover, ignore_errors=True)
             raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
         return [result for result, _ in outcomes]
-
-    def _gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
-        values = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=self._agreement)
-        return values
 
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
@@ -228,7 +231,7 @@ class Checkpointer:
         """Why a checkpoint is not whole, and who says so. Each file is read by one rank, the one that wrote it if they are as many."""
         ranks = dist.get_world_size()
         fault = find_fault(path, mine=lambda file: writer(file) % ranks == self._rank)
-        faults = self._gather(fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}")
+        faults = gather(fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}", self._agreement)
         return next((fault for fault in faults if fault), None)
 
     def load(self, path: Path, sharded: dict[str, Tensor]) -> None:

@@ -56,6 +56,14 @@ def find_fault(path: Path, quickly: bool = False, mine: Callable[[str], bool] = 
     return None
 
 
+def whole_steps(
+    folder: Path, steps: Sequence[int] | None = None, fault_of: Callable[[Path], str | None] = find_fault
+) -> list[int]:
+    """Those of `steps` (None: of all) whose checkpoints are whole."""
+    steps = steps_in(folder) if steps is None else steps
+    return [step for step in steps if fault_of(checkpoint_path(folder, step)) is None]
+
+
 def find_checkpoint(
     folder: Path,
     step: int | None = None,
@@ -72,8 +80,7 @@ def find_checkpoint(
     if step is not None:
         path = checkpoint_path(folder, step)
         if fault := fault_of(path):
-            whole = [other for other in steps if fault_of(checkpoint_path(folder, other)) is None]
-            raise CheckpointError(f"{setting}{step}: {path} {fault}; whole steps: {whole}")
+            raise CheckpointError(f"{setting}{step}: {path} {fault}; whole steps: {whole_steps(folder, steps, fault_of)}")
         return path
     for step in reversed(steps):
         path = checkpoint_path(folder, step)

@@ -43,6 +43,10 @@ class CheckpointError(OmniRLError):
     """A checkpoint could not be written, or does not fit the run."""
 
 
+class OutputError(OmniRLError):
+    """A result cannot be written."""
+
+
 class NonFiniteError(OmniRLError):
     """A loss or a gradient is NaN or infinite."""
 

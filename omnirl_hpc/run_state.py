@@ -51,9 +51,10 @@ class RunState:
         self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
         self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
         self._residency, self._timer = residency, timer
-        self._between_steps: dict[str, Any] = {}  # algorithm and cursor as of the last step boundary
+        self.unevaluated: dict[str, Any] | None = None  # the metrics of the last step, where a stop came in its evaluation
+        self._between_steps: dict[str, Any] = {}  # step, algorithm, cursor and more as of the last step boundary
         self._best: dict[str, Any] = {"step": None, "score": -math.inf, "measure": ""}
-        self._saved_step = -1
+        self._saved: tuple[int, bool] | None = None  # what the newest checkpoint is of: its step, and whether that is evaluated
 
     def restore(self) -> int:
         """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in an hour.
@@ -69,19 +70,25 @@ class RunState:
         else:
             step = self._load(path)
         if dist.get_rank() == 0:
-            self._run.cut(step)
-        self._mark()
+            self._run.cut(step, metrics=step if self.unevaluated is None else step - 1)
+        self._mark(step)
         if path is None:
-            self._save(step)
+            self._save()
         return step
+
+    def trained(self, step: int, metrics: dict[str, Any]) -> None:
+        """`step` steps are done, and the last one, which gave `metrics`, is still to be evaluated."""
+        self.unevaluated = metrics
+        self._mark(step)
 
     def save_if_due(self, step: int) -> None:
         """At the end of a step, when `step` steps are done."""
-        self._mark()
+        self.unevaluated = None
+        self._mark(step)
         self._checkpointer.poll()
         due = step % self._loaded.config.checkpoint.every == 0 or step == self._loaded.config.steps
         if due or step == self._best["step"]:
-            self._save_with_actor_on_device(step)
+            self._save_with_actor_on_device()
 
     def judge(self, step: int, score: float, measure: str) -> None:
         """Tell the evaluation score of the state that the next `save_if_due` may save; the best so far is saved, and kept.
@@ -92,29 +99,35 @@ class RunState:
         if self._loaded.config.evaluation.keep_best and better:
             self._best = {"step": step, "score": score, "measure": measure}
 
-    def give_up(self, step: int) -> None:
-        """Undo the partial step `step` and save the state at its start."""
+    def give_up(self) -> None:
+        """Undo the partial step and save the state at its start; in an evaluation, the state that was to be evaluated."""
         self._residency.to_actor()
         self._actor.rollback()
-        self._save(step)
+        self._save()
         self._checkpointer.wait()
 
     def finish(self) -> None:
         self._checkpointer.wait()
 
-    def _mark(self) -> None:
+    def _mark(self, step: int) -> None:
         """A step boundary: `give_up` comes back to this. A stop may come before the actor's first turn in a step."""
         self._actor.keep()
-        best = None if self._best["step"] is None else self._best
-        self._between_steps = {"algorithm": self._algorithm.state_dict(), "cursor": self._sampler.cursor, "best": best}
+        self._between_steps = {
+            "step": step,
+            "algorithm": self._algorithm.state_dict(),
+            "cursor": self._sampler.cursor,
+            "best": None if self._best["step"] is None else self._best,
+            "unevaluated": self.unevaluated,
+        }
 
-    def _save_with_actor_on_device(self, step: int) -> None:
+    def _save_with_actor_on_device(self) -> None:
         self._residency.to_actor()
-        self._save(step)
+        self._save()
         self._residency.to_engine()
 
-    def _save(self, step: int) -> None:
-        if step == self._saved_step:
+    def _save(self) -> None:
+        step, evaluated = self._between_steps["step"], self._between_steps["unevaluated"] is None
+        if self._saved == (step, evaluated):
             return
         with self._timer.phase("checkpoint"):
             config = self._loaded.config
@@ -124,7 +137,6 @@ class RunState:
                     adapters=self._adapters(),
                     sharded=self._actor.sharded_state(),
                     state={
-                        "step": step,
                         **self._between_steps,
                         "schedule": self._actor.scheduler_state(),
                         "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
@@ -137,8 +149,8 @@ class RunState:
                     best=self._best["step"],
                 )
             )
-        self._saved_step = step
-        log.info("checkpoint %d", step)
+        self._saved = (step, evaluated)
+        log.info("checkpoint %d%s", step, "" if evaluated else ", not evaluated yet")
 
     def _load(self, path: Path) -> int:
         state = read_state(path)  # before `load`, which puts later checkpoints aside
@@ -156,7 +168,8 @@ class RunState:
         best = state.get("best")
         if best and checkpoint_path(path.parent, best["step"]).exists():  # a better one of the way not gone may have replaced it
             self._best = best
-        self._saved_step = state["step"]
+        self.unevaluated = state.get("unevaluated")
+        self._saved = (state["step"], self.unevaluated is None)
         log.info("resumed from %s", path)
         return state["step"]
 

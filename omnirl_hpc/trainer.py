@@ -47,7 +47,6 @@ TIMED_PHASES = (
     "encode",
     "rollout",
     "decode",
-    "reward",
     "reward_exposed",
     "swap",
     "old_log_prob",
@@ -55,6 +54,7 @@ TIMED_PHASES = (
     "sync",
     "evaluation",
     "checkpoint",
+    "other",
 )
 
 
@@ -62,10 +62,18 @@ class Trainer:
     """One rank's part of a run. All ranks construct it and call its methods together."""
 
     def __init__(
-        self, loaded: LoadedConfig, layout: Layout, device: torch.device, run: RunDirectory, timer: PhaseTimer, stop: StopFlag
+        self,
+        loaded: LoadedConfig,
+        layout: Layout,
+        device: torch.device,
+        run: RunDirectory,
+        timer: PhaseTimer,
+        stop: StopFlag,
+        trackers: Trackers,
     ) -> None:
         config = self.config = loaded.config
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
+        self.trackers, self.progress = trackers, ProgressDisplay(config.steps, layout.rank)
         self.family = find_class("model", config.model.family)(config.model)
         self.sampler = GroupSampler(
             PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
@@ -96,22 +104,17 @@ class Trainer:
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
-        rank = self.layout.rank
-        progress, trackers = ProgressDisplay(self.config.steps, rank), Trackers(self.config, self.run, first, rank)
-        with self.timer.phase("other"), progress, trackers:
+        with self.timer.phase("other"), self.progress:
             self.timer.take()  # what came before belongs to no step
-            for step in range(first, self.config.steps):
-                try:
-                    metrics = self.train_step(step)
-                except StopRequested as stop:
-                    log.info("stop requested (%s) in step %d, phase %s", stop.reason.name, step, self.timer.current)
-                    self.state.give_up(step)
-                    return stop.reason
-                if rank == 0:
-                    self.run.append_metrics(metrics)
-                progress.show(metrics)
-                trackers.log(metrics)
-                self.state.save_if_due(step + 1)
+            try:
+                if self.state.unevaluated is not None:
+                    self.finish_step(self.state.unevaluated)
+                for step in range(first, self.config.steps):
+                    self.finish_step(self.train_step(step))
+            except StopRequested as stop:
+                log.info("stop requested (%s), phase %s", stop.reason.name, self.timer.current)
+                self.state.give_up()
+                return stop.reason
         self.state.finish()
         return StopReason.NONE
 
@@ -145,12 +148,22 @@ class Trainer:
             self.algorithm.after_step(step)
         self.hashes.actor(step, self.actor.trained, self.actor.full_optimizer_state)
         self.sync(step + 1)
-
-        if self.evaluation_is_due(step + 1):
-            with self.timer.phase("evaluation"):
-                self.evaluate(step + 1, metrics)
         self.save_samples(step, batch, scored, groups)
         return self.report(step, metrics, scored)
+
+    def finish_step(self, metrics: dict[str, float]) -> None:
+        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation costs the evaluation alone."""
+        done = int(metrics["step"]) + 1
+        if self.evaluation_is_due(done):
+            self.state.trained(done, metrics)
+            with self.timer.phase("evaluation"):
+                scores = self.evaluate(done)
+            metrics = self.timed(metrics | scores)
+        if self.layout.rank == 0:
+            self.run.append_metrics(metrics)
+        self.progress.show(metrics)
+        self.trackers.log(metrics)
+        self.state.save_if_due(done)
 
     def fit_micro_batch(self, step: int) -> None:
         """Find out before the first step whether the engine's micro-batch fits into memory; it also warms kernels up."""
@@ -202,15 +215,14 @@ class Trainer:
         every = self.config.evaluation.every
         return bool(every) and (step % every == 0 or step == self.config.steps)
 
-    def evaluate(self, step: int, metrics: Accumulator) -> None:
+    def evaluate(self, step: int) -> dict[str, float]:
         """The base model, the running mean of the adapter and the adapter, side by side; the engine ends with the adapter."""
         self.residency.to_actor()
         policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
         self.residency.to_engine()
-        scores = self.evaluator.compare(policies, step)
-        for policy, reward in scores.items():
-            metrics.set(f"evaluation/{policy}", reward)
+        scores = self.evaluator.compare(policies, step, self.check_stop)
         self.state.judge(step, scores.get("ema", scores["adapter"]), self.evaluator.measure)
+        return {f"evaluation/{policy}": reward for policy, reward in scores.items()}
 
     def save_samples(self, step: int, batch: Trajectories, scored: ScoredStep, groups: list[Group]) -> None:
         every, count = self.config.logging.samples_every, self.config.logging.samples_count
@@ -221,16 +233,9 @@ class Trainer:
         save_samples(self.run.samples, step, images, prompts, scored.rewards[scored.own][:count].tolist())
 
     def report(self, step: int, metrics: Accumulator, scored: ScoredStep) -> dict[str, float]:
-        """The metrics of a step, the same on every rank but for times and memory, which are this rank's.
-
-        Times are those since the last report: a checkpoint counts in the step after it.
-        """
-        times = dict.fromkeys((f"time/{name}" for name in TIMED_PHASES), 0.0) | self.timer.take()
-        times["time/step"] = sum(times.values())
-        times["time/reward"] = scored.seconds  # in worker processes, beside the step
-        images = self.config.data.prompts_per_step * self.config.data.samples_per_prompt
+        """The metrics of a step, the same on every rank but for times and memory, which are this rank's."""
         valid = scored.rewards[scored.mask]
-        return {
+        metrics = {
             "step": step,
             "reward/mean": float(valid.mean()),
             "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
@@ -240,10 +245,22 @@ class Trainer:
             **metrics.reduce(),
             "sync/bound": len(self.receipt.bound),
             "sync/version": self.receipt.version,
-            **times,
-            "images_per_second": images / times["time/step"],
+            "time/reward": scored.seconds,  # in worker processes, beside the step
             **self.peaks.take(),
         }
+        return self.timed(metrics)
+
+    def timed(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of a step with the seconds since the last call added to what it took so far, by phase.
+
+        A checkpoint is written after this, and counts in the next step.
+        """
+        taken = self.timer.take()
+        names = [f"time/{phase}" for phase in TIMED_PHASES]
+        times = {name: metrics.get(name, 0.0) + taken.get(name, 0.0) for name in names}
+        seconds = sum(times.values())
+        images = self.config.data.prompts_per_step * self.config.data.samples_per_prompt
+        return metrics | times | {"time/step": seconds, "images_per_second": images / seconds}
 
     def close(self) -> None:
         """End the reward workers, whatever they are doing. The process group is the caller's."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnirl_hpc.hashing import stable_hash, state_checksum, tensor_checksum
+from omnirl_hpc.hashing import stable_hash, state_checksum, stream_checksum, tensor_checksum
 
 # blake2b-64 of '[0,"noise",1]', little-endian, without its lowest bit, from Python's hashlib. A change changes every run's draws.
 PINNED = 4079119399228972275
@@ -76,6 +76,13 @@ def test_tensor_checksum_is_of_the_values_whatever_the_strides():
 def test_tensor_checksum_by_hand():
     # one int64 value 5: 5 x (0 x constant | 1), plus the hash of shape and type
     assert tensor_checksum(torch.tensor([5])) == (5 + stable_hash("(1,)", "torch.int64")) % 2**64
+
+
+def test_state_checksum_is_that_of_the_tensors_one_at_a_time():
+    state = {f"{i}": random_tensor(i, dtype) for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8))}
+    state |= {"view": random_tensor(3, torch.bfloat16).view(8, 8).T, "empty": torch.empty(0), "scalar": torch.tensor(1.5)}
+    assert state_checksum(state) == stream_checksum(state.items())
+    assert state_checksum({}) == stream_checksum([])
 
 
 def test_state_checksum_ignores_the_order_and_sees_names_and_values():

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, OutputError
 from omnirl_hpc.run_directory import RunDirectory, describe_environment
 
 
@@ -47,9 +47,19 @@ def test_cut_forgets_later_steps_and_half_lines(tmp_path):
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "rewa')
     run.hashes.write_text('{"step": 1, "hash": "a"}\n{"step": 2, "hash": "b"}\n')
-    run.cut(2)
-    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [0, 1]
+    assert run.last_step() == 2
+    run.cut(2, metrics=1)  # the second step is still to be evaluated
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [0]
     assert run.hashes.read_text() == '{"step": 1, "hash": "a"}\n'
+    run.metrics.unlink()
+    assert run.last_step() == -1
+
+
+@pytest.mark.parametrize("write", ["append_metrics", "write_start"])
+def test_a_disk_that_refuses_is_one_sentence(tmp_path, write):
+    run = RunDirectory(tmp_path / "gone")
+    with pytest.raises(OutputError, match=rf"{tmp_path}/gone/\w+.\w+ cannot be written: No such file or directory: make room "):
+        run.append_metrics({"step": 0}) if write == "append_metrics" else run.write_start("", {})
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path):

@@ -22,6 +22,7 @@ from omnirl_hpc.errors import DataError, RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.trainer import Trainer
@@ -62,8 +63,7 @@ class ObservedTrainer(Trainer):
 
     def train_step(self, step):
         self.step = step
-        self.seen.metrics.append(super().train_step(step))
-        return self.seen.metrics[-1]
+        return super().train_step(step)
 
     def training_points(self, batch, scored, advantages):
         for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
@@ -80,7 +80,9 @@ def train(loaded: LoadedConfig) -> Run:
     layout = make_layout(config, dist.get_rank(), dist.get_world_size())
     directory = RunDirectory(config.run_dir)
     directory.create()
-    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir))
+    trackers = Trackers(config, directory, layout.rank)
+    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers)
+    trackers.log = trainer.seen.metrics.append  # is told of every step on every rank
     try:
         assert trainer.train() == StopReason.NONE
         trainer.residency.to_actor()

@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> None:
         description="Compare two runs made with determinism=strict. Exit 0: equal; 1: different, names the first difference; "
         "2: not comparable, says why.",
     )
-    parser.add_argument("runs", type=Path, nargs=2, metavar="RUN")
+    parser.add_argument("runs", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"))
     first, second = parser.parse_args(arguments).runs
     for reason in (_not_comparable(first), _not_comparable(second)):
         if reason:

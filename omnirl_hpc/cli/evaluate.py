@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any, Sequence
 
-from omnirl_hpc.adapters import adapter_file, find_run_adapter, read_adapter_config, step_or_best
+from omnirl_hpc.adapters import adapter_file, find_run_adapter, load_adapter, read_adapter_config, step_or_best
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.determinism import enable_strict
-from omnirl_hpc.errors import ConfigError, OmniRLError
+from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.speaking import rank_0_speaks_first
@@ -52,7 +52,7 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
     """Settings, step, and the folders of adapter and running mean of a run's checkpoint."""
     run_directory = RunDirectory(path)
     run_directory.require_run()
-    config = load_run_config(run_directory.config, overrides).config
+    config = load_run_config(run_directory.config, overrides, unused=("algorithm",)).config
     if config.actor.train == "full":
         raise ConfigError(f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer")
     step, adapter = find_run_adapter(run_directory.checkpoints, step)
@@ -119,10 +119,23 @@ def as_rank_0_found(step: int, adapters: dict[str, Path]) -> tuple[int, dict[str
     return found[0], found[1]
 
 
+def load_everywhere(adapters: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """The adapters by name. Raises CheckpointError on every rank where one cannot load them. Collective."""
+    from omnirl_hpc.launch.agreement import first_error
+
+    loras, error = {}, None
+    try:
+        loras = {policy: load_adapter(folder) for policy, folder in adapters.items()}
+    except CheckpointError as failure:
+        error = str(failure)
+    if error := first_error(error):
+        raise CheckpointError(error)
+    return loras
+
+
 def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any) -> None:
     import torch
 
-    from omnirl_hpc.adapters import load_adapter
     from omnirl_hpc.evaluation.evaluator import Evaluator, without_effect
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.rewards.mix import RewardMix
@@ -133,7 +146,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
     loras = {
-        policy: {name: tensor.to(dtype) for name, tensor in load_adapter(folder).items()} for policy, folder in adapters.items()
+        policy: {name: tensor.to(dtype) for name, tensor in lora.items()} for policy, lora in load_everywhere(adapters).items()
     }
     family = find_class("model", config.model.family)(config.model)
     rewards = RewardMix(config.reward)
@@ -143,7 +156,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
-        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step)
+        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, check_stop=lambda: None)
         engine.close()
     finally:
         rewards.close()

@@ -19,7 +19,7 @@ from omnirl_hpc.adapters import (
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.run_directory import RunDirectory
 
 
@@ -38,7 +38,8 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     run_directory = RunDirectory(options.run)
     run_directory.require_run()
-    config = load_run_config(run_directory.config, [f"model.path={options.model}"] if options.model else []).config
+    model = [f"model.path={options.model}"] if options.model else []
+    config = load_run_config(run_directory.config, model, unused=("algorithm", "reward")).config
     full = config.actor.train == "full"
     if full and (options.merge or options.ema):
         raise ConfigError(
@@ -56,9 +57,8 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def export_adapter(run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool) -> None:
-    with complaining_of_deleted_files():
-        step, folder = find_run_adapter(run_directory.checkpoints, step, ema)
-        lora, settings = load_adapter(folder), read_adapter_config(folder)
+    step, folder = find_run_adapter(run_directory.checkpoints, step, ema)
+    lora, settings = load_adapter(folder), read_adapter_config(folder)
     with whole_folder(out) as partial:
         if merge:
             write_merged(partial, config, lora)
@@ -70,20 +70,11 @@ def export_adapter(run_directory: RunDirectory, out: Path, config: Config, step:
 
 
 def export_weights(run_directory: RunDirectory, out: Path, config: Config, step: int | None) -> None:
-    with complaining_of_deleted_files():
-        step, checkpoint = find_run_checkpoint(run_directory.checkpoints, step)
-        transformer = read_transformer(checkpoint, config)
+    step, checkpoint = find_run_checkpoint(run_directory.checkpoints, step)
+    transformer = read_transformer(checkpoint, config)
     with whole_folder(out) as partial:
         transformer.save_pretrained(partial)
     print(f"wrote the transformer after {step} steps: transformer=….from_pretrained({str(out)!r})")
-
-
-@contextmanager
-def complaining_of_deleted_files() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} was deleted while it was read; the run goes on: try again") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import fields
 from typing import Iterable, TypeVar
 
@@ -13,13 +14,15 @@ Request = TypeVar("Request")
 def split_keys(arguments: Iterable[str], request: Request, may_be_zero: tuple[str, ...] = ()) -> tuple[Request, list[str]]:
     """Set the fields of the dataclass `request` that `arguments` name; returns it and all other arguments.
 
-    Raises ConfigError where a field that is a number gets something else.
+    Raises ConfigError where a field that is a number gets something else, and for a key that is nearly a field.
     """
     known = {field.name: field for field in fields(request)}
     overrides = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key not in known:
+            if near := difflib.get_close_matches(key, known, n=1, cutoff=0.8):
+                raise ConfigError(f"unknown setting {key}; did you mean {near[0]}?")
             overrides.append(argument)
         elif isinstance(known[key].default, int):
             if not value.isdecimal() or (int(value) == 0 and key not in may_be_zero):

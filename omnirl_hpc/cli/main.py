@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
+import time
+from pathlib import Path
 from typing import Sequence
 
 from omnirl_hpc import __version__
@@ -59,10 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         importlib.import_module(COMMANDS[command][0]).run(rest)
     except OmniRLError as error:
-        print(f"omnirl-hpc {command}: {error}", file=sys.stderr, flush=True)
+        said = f"omnirl-hpc {command}: {error}"
+        print(said, file=sys.stderr, flush=True)
+        tell_torchrun(said)
         sys.exit(error.exit_code)
+    except PermissionError as error:  # anywhere: most of all in the folder of another user
+        print(f"omnirl-hpc {command}: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:  # before `train` has its own handler, and in all other commands
         sys.exit(EXIT_INTERRUPTED)
+
+
+def tell_torchrun(said: str) -> None:
+    """torchrun ends with a traceback of its own, and below it what the first rank that failed has written here."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": said, "timestamp": str(int(time.time()))}
+        Path(file).write_text(json.dumps({"message": {"message": said, "extraInfo": extra}}))
 
 
 def usage() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Sequence
 
 from rich.console import Console
@@ -193,6 +194,8 @@ def verdict(config: Config, layout: Layout, needed: Estimate, machine: Machine, 
 
 def hints(config: Config, layout: Layout, needed: Estimate, machine: Machine, gpu: Gpu) -> list[str]:
     lines = []
+    if f"model.path={config.model.path}" not in NO_PATHS and not Path(config.model.path).is_dir():
+        lines.append(f"model.path={config.model.path} is not here: sizes are those of the published model.")
     if SAFE_SHARE * gpu.memory < needed.gpu_bytes <= gpu.memory:
         lines.append(f"It is tight: more than {SAFE_SHARE:.0%} of the GPU, and estimates are good to about a tenth.")
     if machine.nodes > 1 and layout.shard_size > machine.gpus_per_node:
@@ -200,7 +203,7 @@ def hints(config: Config, layout: Layout, needed: Estimate, machine: Machine, gp
             f"The actor's weights are gathered over {machine.nodes} nodes in every pass, which is not in these seconds: "
             f"actor.shard_size={machine.gpus_per_node} keeps it inside a node."
         )
-    if machine.gpu != "h200":
+    if gpu is not find_gpu("h200"):
         lines.append("Seconds: the share of the peak that was measured on H200 is taken for this GPU.")
     if config.actor.dtype == "float32" or config.rollout.dtype == "float32":
         lines.append("Seconds: fp32 is taken to be half as fast as bf16, and is slower.")

@@ -57,7 +57,7 @@ def write_table(out: Path, count: int, seed: int) -> None:
 
 def convert_table(source: Path, out: Path) -> None:
     if not source.is_file():
-        raise ConfigError(f"--from {source} does not exist")
+        raise ConfigError(f"--from {source} does not exist" if not source.exists() else f"--from {source} is not a file")
     from omnirl_hpc.data.conversion import convert
 
     with _new_file(out):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnirl_hpc.config.load import NO_PATHS, config_dir, load_config
+from omnirl_hpc.errors import ConfigError
 
 COLUMNS = ("recipe", "model", "algorithm", "rollout", "actor", "reward", "GPUs", "source of the numbers")
 
@@ -20,7 +21,10 @@ def run(arguments: Sequence[str]) -> None:
     parser.parse_args(arguments)
     table = Table(*COLUMNS)
     for file in recipe_files():
-        table.add_row(*row(file))
+        try:
+            table.add_row(*row(file))
+        except ConfigError as error:  # one that cannot be used here, as where its own classes are not found, hides no other
+            table.add_row(file.stem, *[""] * (len(COLUMNS) - 2), str(error))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)  # a log is no terminal: rich would guess 80 columns
 

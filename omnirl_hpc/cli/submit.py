@@ -5,6 +5,7 @@ For people who would rather not edit a script: what is submitted is sbatch/commo
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from dataclasses import dataclass, fields
@@ -13,10 +14,12 @@ from typing import Sequence
 
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.require import one_of, require
 from omnirl_hpc.config.rules import check
 from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.errors import ConfigError
 
+LAUNCHERS = ("srun", "torchrun", "pmix", "mpirun")  # as in sbatch/common.sh
 USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
 Keys of the job, beside the overrides that `train` takes (what is empty is left out of the script):
@@ -78,6 +81,7 @@ def render(request: Request, overrides: Sequence[str]) -> str:
             f"checkpoint.resume_step={config.checkpoint.resume_step} and chain={request.chain}: every job of the chain would go back "
             "to that step; submit one job with it first, then the chain"
         )
+    check_request(request)
     check(config, request.nodes * request.ranks_per_node)
     check_prompts(config)
     name = request.job_name or loaded.choices["recipe"]
@@ -113,6 +117,33 @@ def render(request: Request, overrides: Sequence[str]) -> str:
     exports = [f"{knob}={shlex.quote(str(value))}" for knob, value in knobs.items() if value != ""]
     common = (script_folder() / "common.sh").read_text()
     return "\n".join(["#!/usr/bin/env bash", *header, "", *exports, "", common, shlex.join(["train", *rest]), ""])
+
+
+def check_request(request: Request) -> None:
+    """Raise ConfigError for what Slurm or the job script would refuse, as far as a login node can know."""
+    one_of("launcher", request.launcher, LAUNCHERS)
+    for field in fields(request):
+        value = str(getattr(request, field.name))
+        if field.name not in ("container", "binds", "python") and any(character.isspace() for character in value):
+            raise ConfigError(f"{field.name}={value} has a space, which ends the value on a line of #SBATCH")
+    require(
+        request.warning < seconds_of(request.time), f"warning={request.warning} (seconds) must be less than time={request.time}"
+    )
+    here = {"container": request.container} if request.container else {"python": request.python}  # a container has its own python
+    for key, value in here.items():
+        require("/" not in value or "://" in value or Path(value).exists(), f"{key}={value} does not exist")
+
+
+def seconds_of(time: str) -> float:
+    """A time limit in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None at all is the partition's."""
+    if time in ("", "UNLIMITED", "INFINITE"):
+        return math.inf
+    days, dash, clock = time.rpartition("-")
+    parts = clock.split(":")
+    form = f"time={time} is no time limit of Slurm's: it is written hours:minutes:seconds, or days-hours"
+    require(len(parts) <= 3 and all(part.isdecimal() for part in [*parts, days if dash else "0"]), form)
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return 86400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units))
 
 
 def submit(script: str, earlier: Sequence[str]) -> str:

@@ -34,9 +34,11 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from omnirl_hpc.config.load import explain
+
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         (batch,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(explain(error)) from None
     return [list(combination) for combination in batch]

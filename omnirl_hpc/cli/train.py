@@ -99,6 +99,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     prepare_process(config.threads_per_rank)
     from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.metrics.trackers import Trackers
     from omnirl_hpc.preflight.findings import WARNING
     from omnirl_hpc.preflight.network import QUICK_SIZES
     from omnirl_hpc.preflight.preflight import checked_process_group
@@ -121,9 +122,10 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             choices["residency"] += f" (auto: {why})" if why else ""
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
+        trackers = stack.enter_context(Trackers(config, run_directory, identity.rank))
         trainer = None
         try:
-            trainer = Trainer(loaded, layout, device, run_directory, timer, stop)
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
             reason = trainer.train()
             trainer.engine.close()  # not after an error: taking leave of ranks that are stuck would only delay the end
         except OmniRLError as error:

@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from dataclasses import is_dataclass
+from pathlib import Path
 
 from omnirl_hpc.config.schema import AlgorithmConfig, FlowGRPOConfig, OcrConfig, RewardPartConfig
 from omnirl_hpc.errors import ConfigError
@@ -29,6 +31,8 @@ SETTINGS = {
     "reward": {"jpeg_compressibility": RewardPartConfig, "ocr": OcrConfig},
 }
 
+BASE_SETTINGS = {"algorithm": AlgorithmConfig, "reward": RewardPartConfig}
+
 BASES = {
     "model": "omnirl_hpc.models.family:ModelFamily",
     "algorithm": "omnirl_hpc.algorithms.algorithm:Algorithm",
@@ -44,7 +48,7 @@ def find_class(group: str, name: str) -> type:
     """The class behind a name in a group of settings: a short name of ours, or module:Class.
 
     Modules are found where Python finds them, and in the working directory. Raises ConfigError where the class is not there, does
-    not derive from the group's base class or leaves some of its methods out. Our own classes are imported only here, because most
+    not derive from the group's base class or leaves some of its methods or attributes out. Our own classes are imported only here, because most
     of them need torch.
     """
     path = name if is_import_path(name) else BUILT_IN[group].get(name)
@@ -58,10 +62,16 @@ def find_class(group: str, name: str) -> type:
     found = getattr(_import(group, path, module_name), class_name, None)
     if not inspect.isclass(found):
         raise ConfigError(f"{group}={path}: the module {module_name} has no class {class_name}")
-    if BASES[group] not in {f"{base.__module__}:{base.__qualname__}" for base in found.__mro__}:
+    bases = {f"{base.__module__}:{base.__qualname__}": base for base in found.__mro__}
+    if BASES[group] not in bases:
         raise ConfigError(f"{group}={path}: {class_name} does not derive from {BASES[group].replace(':', '.')}")
-    if inspect.isabstract(found):
-        raise ConfigError(f"{group}={path}: {class_name} does not define {', '.join(sorted(found.__abstractmethods__))}")
+    attributes = inspect.get_annotations(bases[BASES[group]])
+    if missing := sorted({*found.__abstractmethods__, *(name for name in attributes if not hasattr(found, name))}):
+        raise ConfigError(f"{group}={path}: {class_name} does not define {', '.join(missing)}")
+    try:
+        inspect.signature(found).bind("its settings")
+    except TypeError as error:
+        raise ConfigError(f"{group}={path}: {class_name} cannot be made from its settings alone: {error}") from None
     return found
 
 
@@ -69,7 +79,7 @@ def settings_class(group: str, name: str) -> type:
     """The dataclass of settings of an algorithm or a reward."""
     if not is_import_path(name):
         return SETTINGS[group][name]
-    found, base = find_class(group, name).Settings, {"algorithm": AlgorithmConfig, "reward": RewardPartConfig}[group]
+    found, base = find_class(group, name).Settings, BASE_SETTINGS[group]
     if not (is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(f"{group}={name}: its Settings must be a dataclass that derives from {base.__module__}.{base.__name__}")
     return found
@@ -87,5 +97,9 @@ def _import(group: str, path: str, module_name: str):
                 f"{group}={path}: there is no module {error.name} on Python's path or in the working directory {os.getcwd()}"
             ) from None
         raise ConfigError(f"{group}={path}: {module_name} needs {error.name}, which is not installed") from None
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"{group}={path} cannot be imported: {type(error).__name__}: {error}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{group}={path} cannot be imported: SyntaxError: {error}") from None
+    except Exception as error:  # a module of the user's own, which may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})"
+        raise ConfigError(f"{group}={path} cannot be imported: {said}") from None

@@ -16,12 +16,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from omnirl_hpc.config.classes import SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
 # Overrides for a configuration that no run is made of: the settings that have no default.
 NO_PATHS = ("run_dir=-", "model.path=-", "data.prompts=-")
+
+# OmegaConf's words -> what a value must be
+KINDS = {
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not a ListConfig": "a list, written [a,b]",
+    "is not Optional": "given, not null",
+}
 
 
 @dataclass(frozen=True)
@@ -55,24 +64,32 @@ def load_config(overrides: Sequence[str]) -> LoadedConfig:
     return _load("train", overrides)
 
 
-def load_run_config(file: Path, overrides: Sequence[str]) -> LoadedConfig:
+def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
     """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run has its default.
+
+    unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then, and need not be here:
+    its settings are left out but for those that every class has.
 
     Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made its choices.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
-        algorithm = saved["algorithm"]["name"]
-        parts = {part: settings["name"] for part, settings in saved["reward"]["parts"].items()}
+        parts = saved["reward"]["parts"]
+        settings = [("algorithm", "saved", "", saved["algorithm"])]
+        settings += [("reward", f"saved_{part}", part, values) for part, values in parts.items()]
+        names = [values["name"] for *_, values in settings]
     except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
-    _store("algorithm", algorithm, "saved", part="")
-    for part, name in parts.items():
-        _store("reward", name, f"saved_{part}", part=part)
+    for (group, choice, part, values), name in zip(settings, names):
+        left_out = group in unused and is_import_path(name)
+        kind = BASE_SETTINGS[group] if left_out else settings_class(group, name)
+        for key in values.keys() - {field.name for field in fields(kind)} if left_out else ():
+            del values[key]
+        _store(group, name, choice, part, kind)
     typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
     ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
     return _load("saved_run", overrides)
@@ -82,12 +99,12 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
     ConfigStore.instance().store(name="schema", node=Config)
     for group, names in SETTINGS.items():
         for choice in names:
-            _store(group, choice, f"{choice}_schema", part=choice)
+            _store(group, choice, f"{choice}_schema", choice, settings_class(group, choice))
     try:
         _refuse_equal_parts(overrides)
         composed = _compose(name, list(overrides))
     except HydraException as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error)) from None
     except YAMLError as error:
         raise ConfigError(f"a file of settings is not YAML: {' '.join(str(error).split())}") from None
     choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
@@ -113,7 +130,7 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
         if group not in ("model", *SETTINGS) or not is_import_path(choice):
             raise
-    _store(group, choice, choice, part=choice.rpartition(":")[2])
+    _store(group, choice, choice, choice.rpartition(":")[2], None if group == "model" else settings_class(group, choice))
     return _compose(name, overrides)
 
 
@@ -128,13 +145,13 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
                 )
 
 
-def _store(group: str, name: str, choice: str, part: str) -> None:
-    """Make a choice of a group out of a class: its settings with their types, and its name in them."""
-    if group == "model":
+def _store(group: str, name: str, choice: str, part: str, kind: type | None) -> None:
+    """Make a choice of a group out of a class: its settings, of type `kind` where there is one, and its name in them."""
+    if kind is None:
         node = {"family": name}
     else:
         try:
-            node = OmegaConf.structured(settings_class(group, name))
+            node = OmegaConf.structured(kind)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
         node.name = name
@@ -183,14 +200,38 @@ def _unknown(key: str) -> str:
     return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _explain(error: HydraException) -> str:
+def _how_to_write(override: str) -> str:
+    key, _, value = override.partition("=")
+    if value.startswith("~"):
+        return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
+    if value and value[0] not in "[{" and not key.startswith("-"):
+        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: '{key}=\"{value}\"'"
+    return "settings are written as key=value, in Hydra's syntax"
+
+
+def _why_not(cause: str) -> str:
+    """OmegaConf's words about a value, in ours."""
+    for words, kind in KINDS.items():
+        if words in cause:
+            return f"the value must be {kind}"
+    return cause.splitlines()[0]
+
+
+def explain(error: HydraException) -> str:
     """Hydra's error as one sentence, with the nearest valid key where a key is unknown."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+        return f"{error.override!r} cannot be read: {_how_to_write(error.override)}"
+    if wrong := re.match(r"Error merging override (.*)", str(error)):
+        return f"{wrong.group(1)}: {_why_not(str(error.__cause__))}"
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, choice = error.missing_cfg_file.partition("/")
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
+    if several := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
+        return (
+            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc sweep, and other commas "
+            "need quotes that the shell leaves: 'key=\"a,b\"'"
+        )
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
     file = re.match(r"In '([^']+)': \w+ raised while composing config:", text)  # the wrong line stands in a file
     place = f"configs/{file.group(1)}.yaml: " if file else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 from omnirl_hpc.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.require import one_of, require
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.installation import is_installed
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -29,7 +29,7 @@ def compiler_is_there(config: Config, world_size: int) -> None:
 
 def reward_packages_are_installed(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
-        missing = [package for package in find_class("reward", part.name).packages if not find_spec(package)]
+        missing = [package for package in find_class("reward", part.name).packages if not is_installed(package)]
         require(
             not missing,
             f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
@@ -39,14 +39,22 @@ def reward_packages_are_installed(config: Config, world_size: int) -> None:
 def paths_exist(config: Config, world_size: int) -> None:
     for key, value in {"run_dir": config.run_dir, "model.path": config.model.path, "data.prompts": config.data.prompts}.items():
         require(bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
+    files = {"evaluation.prompts": config.evaluation.prompts, "data.prompts": config.data.prompts}
+    for key, value in {
+        **files,
+        "run_dir": config.run_dir,
+        "model.path": config.model.path,
+        "init_adapter": config.init_adapter,
+    }.items():
+        require(not (value or "").startswith("~"), f"{key}={value}: ~ is not read as your home here; write $HOME")
     model = Path(config.model.path)
     require(
         (model / "model_index.json").is_file(),
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
-    prompts = config.evaluation.prompts
-    require(prompts is None or Path(prompts).is_file(), f"evaluation.prompts={prompts} does not exist")
-    require(Path(config.data.prompts).is_file(), f"data.prompts={config.data.prompts} does not exist")
+    for key, value in files.items():
+        require(value is None or Path(value).exists(), f"{key}={value} does not exist")
+        require(value is None or Path(value).is_file(), f"{key}={value} is a folder, not a file")
 
 
 def init_adapter_fits(config: Config, world_size: int) -> None:
@@ -69,8 +77,8 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
     for name in config.logging.trackers:
         one_of("logging.trackers", name, TRACKERS)
         require(
-            find_spec(name) is not None,
-            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install 'omnirl_hpc[{name}]', or drop it",
+            is_installed(name),
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
         )
 
 

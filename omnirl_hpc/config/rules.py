@@ -9,9 +9,8 @@ import json
 import math
 from pathlib import Path
 
-from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path, settings_class
 from omnirl_hpc.config.node_rules import NODE_RULES, init_adapter_fits, step_to_resume_is_there, trackers_are_installed
-from omnirl_hpc.config.require import one_of, require
+from omnirl_hpc.config.require import one_of, require, require_class, require_settings
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
 from omnirl_hpc.layout import make_layout
 
@@ -100,24 +99,19 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
 
 
-def classes_are_known(config: Config, world_size: int) -> None:
-    named = [("model", "model.family", config.model.family), ("algorithm", "algorithm.name", config.algorithm.name)]
-    named += [("reward", f"reward.parts.{name}.name", part.name) for name, part in config.reward.parts.items()]
-    for group, key, name in named:
-        if is_import_path(name):
-            find_class(group, name)
-        else:
-            one_of(key, name, (*BUILT_IN[group], "your own as module:Class"))
+def model_is_known(config: Config, world_size: int) -> None:
+    require_class("model", "model.family", config.model.family)
 
 
-def settings_are_those_of_their_class(config: Config, world_size: int) -> None:
-    chosen = [("algorithm", "algorithm.name", config.algorithm)]
-    chosen += [("reward", f"reward.parts.{name}.name", part) for name, part in config.reward.parts.items()]
-    for group, key, settings in chosen:
-        require(
-            isinstance(settings, settings_class(group, settings.name)),
-            f"{key}={settings.name} has other settings than {type(settings).__name__}: choose it by {group}={settings.name}",
-        )
+def algorithm_is_known(config: Config, world_size: int) -> None:
+    require_class("algorithm", "algorithm.name", config.algorithm.name)
+    require_settings("algorithm", "algorithm.name", config.algorithm)
+
+
+def rewards_are_known(config: Config, world_size: int) -> None:
+    for name, part in config.reward.parts.items():
+        require_class("reward", f"reward.parts.{name}.name", part.name)
+        require_settings("reward", f"reward.parts.{name}.name", part)
 
 
 def text_lengths_ascend(config: Config, world_size: int) -> None:
@@ -343,8 +337,9 @@ RULES = (
     group_has_two_samples,
     image_size_fits,
     choices_are_known,
-    classes_are_known,
-    settings_are_those_of_their_class,
+    model_is_known,
+    algorithm_is_known,
+    rewards_are_known,
     text_lengths_ascend,
     guidance_is_valid,
     noise_level_fits_transition,
@@ -366,6 +361,7 @@ RULES = (
 )
 
 TRAINING_RULES = (
+    algorithm_is_known,
     layout_is_possible,
     updates_divide_the_step,
     init_adapter_fits,

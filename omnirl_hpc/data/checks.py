@@ -11,7 +11,7 @@ SHOWN_ROWS = 10
 
 
 def check_prompts(config: Config) -> None:
-    """Raise DataError for a table that cannot be opened, or that lacks targets where a reward needs them, naming the rows.
+    """Raise DataError for a table that cannot be opened, or naming the rows that lack a prompt, or a target that a reward needs.
 
     The tables are those of training and of evaluation; the one of evaluation must also have as many prompts as are asked.
     """
@@ -23,10 +23,15 @@ def check_prompts(config: Config) -> None:
 
 
 def _check_table(table: PromptTable, needing: list[str]) -> None:
-    rows = table.rows_without_target() if needing else []
+    _require_filled(table, "prompt", "")
+    if needing:
+        _require_filled(table, "target", f"reward {needing[0]} compares with the column `target`, and ")
+
+
+def _require_filled(table: PromptTable, column: str, why: str) -> None:
+    rows = table.blank_rows(column)
     if rows:
         shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (", …" if len(rows) > SHOWN_ROWS else "")
         raise DataError(
-            f"reward {needing[0]} compares with the column `target`, and {len(rows)} of {len(table)} rows of {table.path} have "
-            f"none: rows {shown}. Fill them, or take them out"
+            f"{why}{len(rows)} of {len(table)} rows of {table.path} have no {column}: rows {shown}. Fill them, or take them out"
         )

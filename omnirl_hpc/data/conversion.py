@@ -32,11 +32,13 @@ def convert(source: Path, out: Path) -> tuple[int, int]:
     if source.suffix not in READERS:
         raise DataError(f"{source}: prompts are read from files whose name ends in {', '.join(READERS)}")
     partial = out.with_name(out.name + ".partial")
-    count, with_target, rows = 0, 0, []
+    count, with_target, rows, places = 0, 0, [], {}
     try:
         with pq.ParquetWriter(partial, SCHEMA) as writer:
             for place, record in _records(source):
                 rows.append(_row(record, place))
+                if (identity := rows[-1]["id"]) is not None and places.setdefault(identity, place) != place:
+                    raise DataError(f"{place}: the id {identity} is that of {places[identity]}, too")
                 count += 1
                 with_target += rows[-1]["target"] is not None
                 if len(rows) == ROWS_AT_ONCE:
@@ -56,8 +58,22 @@ def _records(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place and fields of each prompt."""
     try:
         yield from READERS[source.suffix](source)
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{source} is not UTF-8 in line {_first_bad_line(source)}: iconv -f LATIN1 -t UTF-8 converts it"
+        ) from None
+    except (OSError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"{source} cannot be read as {source.suffix}: {' '.join(str(error).split())}") from None
+
+
+def _first_bad_line(source: Path) -> int:
+    with source.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                break
+    return number
 
 
 def _row(record: dict[str, Any], place: str) -> dict[str, str | None]:
@@ -106,14 +122,22 @@ def _read_json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise DataError(f"{source}, line {number} is not JSON: {error}") from None
             if not isinstance(record, dict):
                 raise DataError(f"{source}, line {number} is {type(record).__name__}, not an object with a field `prompt`")
+            if "prompt" not in record:
+                raise DataError(f"{source}, line {number} has no field `prompt`; its fields are: {', '.join(record)}")
             yield f"{source}, line {number}", record
 
 
 def _read_csv(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with source.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
-        _require_prompt(source, list(reader.fieldnames or ()))
+        columns = list(reader.fieldnames or ())
+        _require_prompt(source, columns)
         for record in reader:
+            if None in record:  # where DictReader puts what is too much
+                raise DataError(
+                    f"{source}, line {reader.line_num} has {len(columns) + len(record[None])} fields, the first line names "
+                    f"{len(columns)}: a text with a comma stands between double quotes"
+                )
             yield f"{source}, line {reader.line_num}", record
 
 
@@ -131,7 +155,9 @@ def _read_parquet(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _require_prompt(source: Path, columns: list[str]) -> None:
     if "prompt" not in columns:
-        raise DataError(f"{source} has no column 'prompt'; its columns are: {', '.join(columns)}")
+        raise DataError(f"{source} has no column 'prompt'; its columns are: {', '.join(columns) or 'none'}")
+    if twice := [name for name in TEXT_COLUMNS if columns.count(name) > 1]:
+        raise DataError(f"{source} has several columns {twice[0]!r}")
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {

@@ -41,15 +41,17 @@ class PromptTable:
         try:
             self._file = pq.ParquetFile(self.path)
         except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{self.path} cannot be read as parquet: {error}") from None
+            hint = f" ({self._conversion} converts it)" if self.path.suffix in (".txt", ".jsonl", ".csv") else ""
+            raise DataError(f"{self.path} cannot be read as parquet: {error}{hint}") from None
         schema = self._file.schema_arrow
         if "prompt" not in schema.names:
             raise DataError(f"{self.path} has no column 'prompt'; its columns are: {', '.join(schema.names)}")
-        if pa.types.is_nested(schema.field("prompt").type):
-            raise DataError(
-                f"{self.path}: the column 'prompt' holds {schema.field('prompt').type}, not text; "
-                f"omnirl-hpc prompts OUT.parquet --from {self.path} converts the forms of other systems"
-            )
+        for column in TEXT_COLUMNS[:-1]:
+            if column in schema.names and not _is_text(schema.field(column).type):
+                held = schema.field(column).type
+                raise DataError(
+                    f"{self.path}: the column {column!r} holds {held}, not text; {self._conversion} converts the forms of other systems"
+                )
         self._columns = [field.name for field in schema if field.name in TEXT_COLUMNS or _is_plain(field.type)]
         metadata = self._file.metadata
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -69,9 +71,6 @@ class PromptTable:
         offset = row - (int(self._ends[group - 1]) if group else 0)
         record = self._row_group(group).slice(offset, 1).to_pylist()[0]
         text = {name: record.pop(name, None) for name in TEXT_COLUMNS}
-        for name in ("prompt", "negative_prompt", "target"):
-            if text[name] is not None and not isinstance(text[name], str):
-                raise DataError(f"{self._place(group, row)}: {name} is {type(text[name]).__name__}, not text")
         if not (text["prompt"] or "").strip():
             raise DataError(f"{self._place(group, row)}: the prompt is empty")
         identity = str(row) if text["id"] is None else str(text["id"])
@@ -83,17 +82,17 @@ class PromptTable:
             raise DataError(f"{self.path} has {len(self)} rows, of which {count} were asked")
         return [self[row] for row in range(count)]
 
-    def rows_without_target(self) -> list[int]:
-        """The rows whose target is missing or blank; reads only that column."""
-        if "target" not in self._columns:
+    def blank_rows(self, column: str) -> list[int]:
+        """The rows in which a column of text is missing or blank; reads only that column."""
+        if column not in self._columns:
             return list(range(len(self)))
         rows, first = [], 0
         try:
-            for batch in self._file.iter_batches(columns=["target"]):
-                rows += [first + i for i, target in enumerate(batch.column(0).to_pylist()) if not str(target or "").strip()]
+            for batch in self._file.iter_batches(columns=[column]):
+                rows += [first + i for i, text in enumerate(batch.column(0).to_pylist()) if not (text or "").strip()]
                 first += len(batch)
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{self.path}, column target: {' '.join(str(error).split())}") from None
+            raise DataError(f"{self.path}, column {column}: {' '.join(str(error).split())}") from None
         return rows
 
     def _row_group(self, group: int) -> pa.Table:
@@ -108,8 +107,17 @@ class PromptTable:
                 self._tables.popitem(last=False)
         return self._tables[group]
 
+    @property
+    def _conversion(self) -> str:
+        return f"omnirl-hpc prompts OUT.parquet --from {self.path}"
+
     def _place(self, group: int, row: int) -> str:
         return f"{self.path}, row group {group}, row {row}"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)
 
 
 def _is_plain(kind: pa.DataType) -> bool:

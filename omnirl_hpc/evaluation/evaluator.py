@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,10 @@ from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.config.schema import Config, RewardPartConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group
+from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
+from omnirl_hpc.launch.agreement import first_error
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
@@ -26,6 +28,7 @@ from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
 from omnirl_hpc.rollout.requests import make_requests, text_length
+from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import deliver_lora
@@ -115,38 +118,52 @@ class Evaluator:
         requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
         return [replace(request, window=ODE) for request in requests]
 
-    def compare(self, policies: dict[str, Lora], step: int) -> dict[str, float]:
-        """The mean reward of each policy, given on any device, of the run after `step` steps. A stop waits for its end."""
+    def compare(self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]) -> dict[str, float]:
+        """The mean reward of each policy, given on any device, of the run after `step` steps.
+
+        `check_stop` is called after each micro-batch.
+        """
         requests, place = self.requests(), f"step_{step:06d}"
         results = []
         for policy, lora in policies.items():
             checksum = self._deliver(lora, step)
             folder = policy if policy == "base" else f"{place}/{policy}"
-            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests)})
-        if self._layout.rank == 0:
-            write_comparison(self._folder, place, results)
+            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)})
+        self._write(lambda: write_comparison(self._folder, place, results), here=self._layout.rank == 0)
         return {result["policy"]: result["reward"] for result in results}
 
     def _deliver(self, lora: Lora, step: int) -> str:
         """Make the engine compute with an adapter; returns its checksum. It is on the device for no longer than that."""
         return deliver_lora(self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step).checksum
 
-    def _evaluate(self, name: str, checksum: str, requests: list[SampleRequest]) -> dict[str, Any]:
+    def _evaluate(
+        self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
+    ) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": checksum}
         result = [read_result(folder) if self._layout.rank == 0 else None]
         dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
         if result[0] is not None and result[0]["settings"] == settings:
             return result[0]
         batch = roll_out(
-            self._engine, self._rewards, self._layout, requests, self._groups, _go_on, settings["num_inference_steps"]
+            self._engine, self._rewards, self._layout, requests, self._groups, check_stop, settings["num_inference_steps"]
         )
         scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
-        self._save_images(folder, batch)
-        dist.barrier()
+        self._write(lambda: self._save_images(folder, batch))
         result = {"settings": settings, **self._scores(scored)}
-        if self._layout.rank == 0:
-            write_result(folder, result)
+        self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
         return result
+
+    def _write(self, action: Callable[[], None], here: bool = True) -> None:
+        """Do `action` on the ranks where it is `here`. Where it fails on one, all raise OutputError. Collective."""
+        error = None
+        try:
+            with writing(self._folder):
+                if here:
+                    action()
+        except OutputError as failure:
+            error = f"rank {self._layout.rank}: {failure}"
+        if error := first_error(error):
+            raise OutputError(error)
 
     def _save_images(self, folder: Path, batch: Trajectories) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,10 +190,6 @@ class Evaluator:
             "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
             "samples": samples,
         }
-
-
-def _go_on() -> None:
-    """No stop here: an actor that was offloaded since its step began cannot be rolled back to that any more."""
 
 
 def _definition(part: RewardPartConfig) -> dict[str, str]:

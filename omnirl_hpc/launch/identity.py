@@ -124,7 +124,7 @@ def _ask_rank_0(size: int) -> tuple[str, str]:
         from mpi4py import MPI
     except ImportError as error:
         raise ConfigError(
-            f"started by MPI outside of Slurm: export MASTER_ADDR and MASTER_PORT, or install omnirl_hpc[mpi] ({error})"
+            f"started by MPI outside of Slurm: export MASTER_ADDR and MASTER_PORT, or pip install '.[mpi]' ({error})"
         ) from None
     world = MPI.COMM_WORLD
     if world.size != size:

@@ -36,7 +36,7 @@ def find_holder(run_dir: str | Path) -> dict[str, Any] | None:
     try:
         holder = json.loads(path.read_text())
         age = time.time() - path.stat().st_mtime
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return None if age > STALE_SECONDS or _is_dead_here(holder) else holder | {"age": age}
 
@@ -56,7 +56,8 @@ class RunLock:
         if holder is None or holder["job"] == self._job:
             return
         raise ConfigError(
-            f"run_dir={self._path.parent} is in use by {holder['job']} on {holder['host']} (last sign of life {holder['age']:.0f} s ago): "
+            f"run_dir={self._path.parent} is in use by {holder['job']} on {holder['host']} (process {holder['pid']}, last sign "
+            f"of life {holder['age']:.0f} s ago): "
             "choose another run_dir, or wait until that job has ended"
         )
 

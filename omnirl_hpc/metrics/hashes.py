@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.hashing import stream_checksum, tensor_checksum
+from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.trajectories import Trajectories
 
 TensorsOf = Callable[[], Iterable[tuple[str, Tensor]]]  # called only where hashes are wanted: it gathers full tensors
@@ -59,7 +60,7 @@ class StepHashes:
     def _write(self, step: int, phase: str, name: str, value: int | str) -> None:
         if self._rank == 0:
             text = value if isinstance(value, str) else f"{value:016x}"
-            with self._path.open("a") as file:
+            with writing(self._path), self._path.open("a") as file:
                 file.write(json.dumps({"step": step, "phase": phase, "tensor": name, "hash": text}) + "\n")
 
 

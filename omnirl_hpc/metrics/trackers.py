@@ -5,14 +5,18 @@ Each is an extra of this package. All write below the run directory and need no 
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Callable
 
 from omegaconf import OmegaConf
 
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 PROJECT = "omnirl_hpc"
 
@@ -21,32 +25,62 @@ Close = Callable[[], None]
 
 
 class Trackers:
-    """Those of `logging.trackers`, on rank 0 and nowhere else. Use as a context manager."""
+    """Those of `logging.trackers`, on rank 0 and nowhere else. Use as a context manager, before weights load.
 
-    def __init__(self, config: Config, run: RunDirectory, first_step: int, rank: int) -> None:
+    Metrics are safe in metrics.jsonl: a tracker that cannot start is an error, one that fails later is turned off for the rest of
+    the run. Trackers are other people's code that talks to disks, services and networks, and may raise anything: this is why
+    `Exception` is caught here.
+    """
+
+    def __init__(self, config: Config, run: RunDirectory, rank: int) -> None:
+        self._config, self._run = config, run
         self._names = config.logging.trackers if rank == 0 else []
-        self._config, self._run, self._first_step = config, run, first_step
-        self._open: list[tuple[Log, Close]] = []
+        self._open: dict[str, tuple[Log, Close]] = {}
+        # A run that was killed makes again what it did since its checkpoint. One that was sent back makes something else.
+        self._known = run.last_step() if config.checkpoint.resume_step is None else -1
 
     def __enter__(self) -> "Trackers":
-        self._open = [STARTS[name](self._config, self._run, self._first_step) for name in self._names]
+        for name in self._names:
+            try:
+                self._open[name] = STARTS[name](self._config, self._run)
+            except Exception as error:
+                raise ConfigError(f"the tracker {name} does not start: {_line(error)}; drop it from logging.trackers") from error
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _, close in self._open:
-            close()
+        for name, (_, close) in list(self._open.items()):
+            self._try(name, close)
 
     def log(self, metrics: dict[str, float]) -> None:
-        """One finished step."""
+        """One finished step; nothing where a tracker was told of it before the run was killed."""
+        step = int(metrics["step"])
+        if step <= self._known:
+            return
         values = {name: value for name, value in metrics.items() if name != "step"}
-        for log, _ in self._open:
-            log(int(metrics["step"]), values)
+        for name, (log, _) in list(self._open.items()):
+            self._try(name, log, step, values)
+
+    def _try(self, name: str, action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception as error:
+            del self._open[name]
+            logger.warning(
+                "the tracker %s failed and is off for the rest of this run: %s; %s has all metrics",
+                name,
+                _line(error),
+                self._run.metrics,
+            )
 
 
-def _tensorboard(config: Config, run: RunDirectory, first_step: int) -> tuple[Log, Close]:
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _tensorboard(config: Config, run: RunDirectory) -> tuple[Log, Close]:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(run.path / "tensorboard", purge_step=first_step)
+    writer = SummaryWriter(run.path / "tensorboard", purge_step=config.checkpoint.resume_step)
 
     def log(step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -56,7 +90,7 @@ def _tensorboard(config: Config, run: RunDirectory, first_step: int) -> tuple[Lo
     return log, writer.close
 
 
-def _wandb(config: Config, run: RunDirectory, first_step: int) -> tuple[Log, Close]:
+def _wandb(config: Config, run: RunDirectory) -> tuple[Log, Close]:
     import wandb
 
     started = wandb.init(
@@ -71,7 +105,7 @@ def _wandb(config: Config, run: RunDirectory, first_step: int) -> tuple[Log, Clo
     return lambda step, metrics: started.log(metrics, step=step), started.finish
 
 
-def _trackio(config: Config, run: RunDirectory, first_step: int) -> tuple[Log, Close]:
+def _trackio(config: Config, run: RunDirectory) -> tuple[Log, Close]:
     os.environ.setdefault("TRACKIO_DIR", str((run.path / "trackio").resolve()))  # read when the package is imported
     import trackio
 
@@ -88,7 +122,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.structured(config))
 
 
-STARTS: dict[str, Callable[[Config, RunDirectory, int], tuple[Log, Close]]] = {
+STARTS: dict[str, Callable[[Config, RunDirectory], tuple[Log, Close]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "trackio": _trackio,

@@ -66,14 +66,18 @@ def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
 
 
 def _write(out: str | Path, seed: int, transformer: Part, vae: Part, text_encoder: Part, dtype: torch.dtype) -> None:
+    def made(part: Part) -> torch.nn.Module:
+        module = part()
+        return (module if module.dtype == dtype else module.to(dtype)).eval()  # diffusers warns of every cast
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = QwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
-            vae=vae().to(dtype).eval(),
-            text_encoder=text_encoder().to(dtype).eval(),
+            vae=made(vae),
+            text_encoder=made(text_encoder),
             tokenizer=_byte_tokenizer(),
-            transformer=transformer().to(dtype).eval(),
+            transformer=made(transformer),
         )
     pipeline.save_pretrained(out)
 

@@ -56,7 +56,7 @@ def render(records: RunRecords) -> str:
     name = escape(records.run.path.resolve().name)
     sections = [
         ("Curves", f'<div class="charts">{"".join(charts(records))}</div>' if records.metrics else ""),
-        ("Evaluation", evaluation(records.run.evaluation)),
+        ("Evaluation", evaluation(records)),
         ("Samples over time", samples(records)),
         ("What was chosen", table(records.environment.get("choices", {}))),
         ("How to make the same again", reproduction(records)),
@@ -193,9 +193,10 @@ def inline_jpeg(path: Path, pixels: int) -> str | None:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def evaluation(folder: Path) -> str:
-    """The newest comparison of policies."""
-    for place in sorted(folder.glob("step_*"), reverse=True):
+def evaluation(records: RunRecords) -> str:
+    """The newest comparison of policies. A folder may hold others, of steps that the run went back from."""
+    for done in reversed([line["step"] + 1 for line in records.metrics if "evaluation/adapter" in line]):
+        place = records.run.evaluation / f"step_{done:06d}"
         source = inline_jpeg(place / "comparison.jpg", COMPARISON_PIXELS)
         if source is not None and (place / "comparison.md").is_file():
             head, _, *rows = [
@@ -204,9 +205,8 @@ def evaluation(folder: Path) -> str:
             ]
             heading = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-            step = int(place.name.removeprefix("step_"))
             return (
-                f"<p>After {step} steps, on fixed prompts from fixed noise.</p><table><tr>{heading}</tr>{lines}</table>"
+                f"<p>After {done} steps, on fixed prompts from fixed noise.</p><table><tr>{heading}</tr>{lines}</table>"
                 f'<p><img class="comparison" src="{source}" alt="images of the policies side by side"></p>'
             )
     return ""

@@ -10,10 +10,12 @@ import os
 import signal
 import threading
 import time
+import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Iterator
 
 from omnirl_hpc.config.classes import find_class
@@ -133,5 +135,12 @@ def _score(batch: RewardBatch) -> tuple[list[float], str | None, float]:
     try:
         scores, error = [float(score) for score in _reward.score(batch)], None
     except Exception as failure:  # counted, masked out and reported by the trainer; never a score of 0
-        scores, error = [], f"{type(failure).__name__}: {failure}"
+        scores, error = [], f"{type(failure).__name__}: {failure}{_place(failure)}"
     return scores, error, time.perf_counter() - started
+
+
+def _place(failure: Exception) -> str:
+    """The last line of the reward's own file that was running: the traceback stays in the worker."""
+    below = [frame for frame in traceback.extract_tb(failure.__traceback__) if frame.filename != __file__]
+    own = [frame for frame in below if frame.filename == below[0].filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import omnirl_hpc
-from omnirl_hpc.cli.main import COMMANDS
+from omnirl_hpc.cli.main import COMMANDS, main
 
 ROOT = Path(omnirl_hpc.__file__).parent.parent
 # A hook says at exit whether torch was imported.
@@ -97,6 +97,17 @@ def test_usage_errors(arguments, error):
     assert last.startswith(f"omnirl-hpc {arguments[0]}: error:") and error in last
 
 
+def test_a_file_of_another_user_is_one_sentence(monkeypatch, capsys):
+    def run(arguments):
+        raise PermissionError(13, "Permission denied", "/home/someone/run/config.yaml")
+
+    monkeypatch.setattr("omnirl_hpc.cli.status.run", run)
+    with pytest.raises(SystemExit) as end:
+        main(["status", "/home/someone/run"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "omnirl-hpc status: /home/someone/run/config.yaml: Permission denied\n"
+
+
 def test_prompts_writes_a_table_without_torch(tmp_path):
     file = tmp_path / "new folder" / "prompts.parquet"
     result = omnirl("prompts", file, "--kind", "ocr", "--count", 5, "--seed", 1)
@@ -149,6 +160,8 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("rollout.tensor_parallel_size=2", ["rollout.tensor_parallel_size", "1 rank(s)"]),
         ("actor.shard_size=2", ["actor.shard_size=2", "1 rank(s)"]),
         ("init_adapter=/nowhere", ["init_adapter=/nowhere", "adapter_model.safetensors does not exist"]),
+        ("data.prompts=/", ["data.prompts=/ is a folder"]),
+        ("run_dir='~/run'", ["run_dir=~/run", "write $HOME"]),
         ("data.prompts=/nowhere.parquet", ["data.prompts=/nowhere.parquet does not exist"]),
         ("checkpoint.every=0", ["checkpoint.every=0", "greater than 0"]),
         ("checkpoint.resume_step=7", ["checkpoint.resume_step=7", "it has: none"]),
@@ -166,6 +179,13 @@ def test_help_of_train_says_where_settings_are(train):
         assert result.returncode == 0 and "TORCH False" in result.stdout
         assert "recipe=flowgrpo_qwen_image | flowgrpo_tiny | none" in result.stdout
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout
+
+
+def test_torchrun_shows_the_sentence_below_its_traceback(train, tmp_path):
+    """It reads this file; tests/runs starts it."""
+    line = said(train("steps=abc", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")))
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert message["message"] == message["extraInfo"]["py_callstack"] == line and int(message["extraInfo"]["timestamp"])
 
 
 def test_a_missing_setting_is_one_sentence():

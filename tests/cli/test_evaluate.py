@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from PIL import Image
 
+from omnirl_hpc.cli import evaluate
 from omnirl_hpc.cli.evaluate import as_rank_0_found, of_run, prepare
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.config.schema import RewardPartConfig
@@ -74,6 +76,37 @@ def _choose() -> tuple[int, dict[str, Path]]:
 
 def test_all_ranks_evaluate_the_checkpoint_that_rank_0_found():
     assert run_ranks(2, _choose) == [(10, {"adapter": Path("step_000010/adapter")})] * 2
+
+
+@pytest.fixture
+def forgotten_group():
+    """A command that fails leaves its process group to the end of its process, which a test's is not."""
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_checkpoint_that_is_gone_is_one_sentence(finished_run, tmp_path, capsys, monkeypatch, forgotten_group):
+    """The run that goes on deletes its oldest ones, and loading torch takes a while."""
+    run = make_state("finished", finished_run, tmp_path)
+    found = as_rank_0_found
+    monkeypatch.setattr(evaluate, "as_rank_0_found", lambda *given: shutil.rmtree(run / "checkpoints") or found(*given))
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(run), str(tmp_path / "out")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert f"{run}/checkpoints/step_000003/ema was deleted meanwhile, as a run does with its oldest checkpoints" in line
+
+
+def test_a_disk_that_refuses_is_one_sentence(finished_run, tmp_path, capsys, monkeypatch, forgotten_group):
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(finished_run), str(tmp_path / "out"), "evaluation.num_prompts=1"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert f": rank 0: {tmp_path}/out cannot be written: No space left on device: make room or " in line
 
 
 def test_layout_and_compiler_of_the_actor_do_not_matter(finished_run):

@@ -158,6 +158,35 @@ def test_what_cannot_be_is_one_sentence(finished_run, tmp_path, capsys, state, o
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob("out.tmp"))
 
 
+def test_classes_of_ones_own_are_not_needed(finished_run, tmp_path, capsys):
+    """Neither by export, whose adapter they had a part in, nor by those that read files alone."""
+    run = make_state("finished", finished_run, tmp_path)
+    settings = (run / "config.yaml").read_text()
+    for ours, theirs in (
+        ("name: flow_grpo", "name: gone:Algorithm\n  keep: 0.5"),
+        ("      name: jpeg_compressibility", "      name: gone:Mine\n      level: 0.5"),
+        ("family: qwen_image", "family: gone:Family"),
+    ):
+        assert settings.count(ours) == 1
+        settings = settings.replace(ours, theirs)
+    (run / "config.yaml").write_text(settings)
+    main(["status", str(run)])
+    main(["report", str(run), "--out", str(tmp_path / "r.html")])
+    main(["export", str(run), str(tmp_path / "out")])
+    assert "wrote the adapter after 3 steps" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["export", str(run), str(tmp_path / "merged"), "--merge"])
+    assert "model=gone:Family: there is no module gone" in capsys.readouterr().err
+
+
+def test_the_best_one_of_a_run_without_evaluations(finished_run, tmp_path, capsys):
+    run = make_state("finished", finished_run, tmp_path)
+    (run / "checkpoints/best").unlink()
+    with pytest.raises(SystemExit):
+        main(["export", str(run), str(tmp_path / "out"), "--step", "best"])
+    assert "checkpoints has none: a run that sets evaluation.every (and not " in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten(finished_run, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     with pytest.raises(SystemExit):

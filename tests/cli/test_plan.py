@@ -50,6 +50,14 @@ def test_one_node(plan, ranks, images):
         assert f"│ 0    │ {rank}     │ {rank}                │ 0                             │ {rank}" in text
 
 
+def test_the_gpu_may_be_written_in_capitals(plan):
+    assert plan("gpu=H200")[1].split("\n", 1)[1] == plan("gpu=h200")[1].split("\n", 1)[1]  # the first line repeats what was asked
+
+
+def test_a_model_that_is_not_here_is_said(plan):
+    assert "model.path=/not/there is not here: sizes are those of the published model." in plan("model.path=/not/there")[1]
+
+
 def test_sixty_four_gpus(plan):
     replicas = ("rollout.cfg_parallel_size=2", "rollout.ulysses_degree=2", "actor.micro_batch_size=4", "actor.shard_size=8")
     code, text = plan("nodes=8", "gpus_per_node=8", *replicas, "host_memory=2000")

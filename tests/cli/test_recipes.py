@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from omnirl_hpc.cli import recipes
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.cli.recipes import COLUMNS, header, recipe_files, row
 from omnirl_hpc.config.load import NO_PATHS, load_config
@@ -64,6 +65,15 @@ def test_the_table(capsys):
     printed = capsys.readouterr().out
     assert all(file.stem in printed for file in recipe_files()) and "none" not in [file.stem for file in recipe_files()]
     assert "run_qwen_image_ocr_lora.sh" in printed and "FSDP2, LoRA r64" in printed
+
+
+def test_a_recipe_that_cannot_be_loaded_hides_no_other(capsys, monkeypatch, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("")  # configs/recipe has none of this name
+    monkeypatch.setattr(recipes, "recipe_files", lambda: [broken, *recipe_files()])
+    main(["recipes"])
+    printed = capsys.readouterr().out
+    assert "recipe=broken is not known" in printed and "FSDP2, LoRA r64" in printed
 
 
 def test_without_torch():

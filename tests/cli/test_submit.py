@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from omnirl_hpc.cli.main import main
-from omnirl_hpc.cli.submit import script_folder
+from omnirl_hpc.cli.submit import script_folder, seconds_of
 
 
 @pytest.fixture
@@ -55,6 +55,13 @@ def test_the_script(printed, tmp_path):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.parametrize(  # the forms of sbatch's manual
+    ("time", "seconds"), [("5", 300), ("5:30", 330), ("1:00:05", 3605), ("2-3", 183600), ("1-0:10", 87000), ("1-1:1:1", 90061)]
+)
+def test_time_limits(time, seconds):
+    assert seconds_of(time) == seconds
+
+
 def test_a_chain_does_not_requeue(printed):
     header, rest = printed("chain=3").split("\n\n", 1)
     assert "--requeue" not in header
@@ -71,6 +78,13 @@ def test_cpu_nodes(printed):
         ("nodes=two", "nodes=two must be a whole number greater than 0"),
         ("node=2", "node"),  # goes to Hydra, which knows no such key
         ("ranks_per_node=3", "cannot be dealt evenly to 3 rollout replicas"),  # what the job would refuse
+        ("launcher=ssh", "launcher=ssh is not known; it must be one of: srun, torchrun, pmix, mpirun"),
+        ("container=/not/there.sif", "container=/not/there.sif does not exist"),
+        ("python=/not/there", "python=/not/there does not exist"),
+        ("job_name=my job", "job_name=my job has a space"),
+        ("time=soon", "time=soon is no time limit"),
+        ("time=4", "warning=300 (seconds) must be less than time=4"),
+        ("partiton=gpu", "unknown setting partiton; did you mean partition?"),
         ("model.path=/not/there", "model.path=/not/there is not a diffusers checkpoint"),
         ("data.prompts=/not/there", "/not/there"),
     ],

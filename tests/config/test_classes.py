@@ -10,7 +10,9 @@ import pytest
 
 import omnirl_hpc
 from omnirl_hpc.config.classes import BUILT_IN, SETTINGS, find_class, settings_class
-from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.load import load_config, load_run_config
+from omnirl_hpc.config.rules import model_is_known
+from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.errors import ConfigError
 
 NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
@@ -49,10 +51,32 @@ class Odd(Mine):
     class Settings(RewardPartConfig):
         level: complex = 1j
 
+class Bare(Mine):
+    def __init__(self):
+        pass
+
 class Stranger:
     pass
 
 number = 3
+"""
+
+
+FAMILY = """
+from omnirl_hpc.models import ModelFamily, QwenImage
+
+class Half(ModelFamily):
+    lora_targets = ("to_q",)
+    def latent_shape(self):
+        return (1, 1)
+
+class Nothing(ModelFamily):
+    max_text_tokens = 1
+
+Nothing.__abstractmethods__ = frozenset()
+
+class Whole(QwenImage):
+    pass
 """
 
 
@@ -64,9 +88,34 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "broken.py").write_text("def :\n")
     (tmp_path / "needy.py").write_text("import no_such_package\n")
+    (tmp_path / "hasty.py").write_text("import json\n\nlimits = json.loads('{')\n")
+    (tmp_path / "family.py").write_text(FAMILY)
     yield tmp_path
-    for name in ("mine", "broken", "needy"):
+    for name in ("mine", "broken", "needy", "hasty", "family"):
         sys.modules.pop(name, None)
+
+
+def test_a_model_family_and_a_reward_are_checked_alike(module):
+    """Families have no settings of their own, and are looked at by the rules."""
+    assert find_class("model", "family:Whole").lora_targets
+    for path, message in (
+        ("family:Half", "Half does not define count_text_tokens, decode, encode_prompt, load_pipeline, load_transformer, "),
+        ("family:Half", "Half does not define .*, max_text_tokens, "),
+        ("family:Nothing", "Nothing does not define lora_targets$"),
+    ):
+        config = load_config([*NEEDED, f"model={path}", "reward=ocr", "algorithm=flow_grpo"]).config
+        with pytest.raises(ConfigError, match=f"^model={path}: {message}"):
+            model_is_known(config, 1)
+
+
+def test_a_run_whose_classes_are_not_here_is_read_without_them(module):
+    overrides = [*NEEDED, "algorithm=flow_grpo", "reward=[mine:Mine,ocr]", "reward.parts.Mine.level=0.25"]
+    file = module / "config.yaml"
+    file.write_text(load_config([*overrides, "reward.parts.Mine.weight=2"]).to_yaml().replace("mine:Mine", "gone:Mine"))
+    with pytest.raises(ConfigError, match="no module gone"):
+        load_run_config(file, [], unused=["algorithm"])
+    parts = load_run_config(file, [], unused=["algorithm", "reward"]).config.reward.parts
+    assert parts["Mine"] == RewardPartConfig("gone:Mine", weight=2.0) and type(parts["ocr"]).__name__ == "OcrConfig"
 
 
 def said(*overrides: str) -> str:
@@ -83,6 +132,8 @@ def said(*overrides: str) -> str:
         ("reward=mine.deeper:Mine", "reward=mine.deeper:Mine: there is no module mine.deeper on"),
         ("reward=needy:Mine", "reward=needy:Mine: needy needs no_such_package, which is not installed"),
         ("reward=broken:Mine", "reward=broken:Mine cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("reward=hasty:Mine", "reward=hasty:Mine cannot be imported: JSONDecodeError: Expecting property name enclosed in "),
+        ("reward=mine:Bare", "reward=mine:Bare: Bare cannot be made from its settings alone: too many positional arguments"),
         ("reward=mine:Other", "reward=mine:Other: the module mine has no class Other"),
         ("reward=mine:number", "reward=mine:number: the module mine has no class number"),
         *[(f"reward={path}", f"reward={path}: a class of your own is written as") for path in ("mine:", ":Mine", ".mine:Mine")],
@@ -134,8 +185,8 @@ def test_a_reward_that_was_not_chosen_has_no_settings():
 
 def test_our_own_classes_are_not_imported_for_their_settings():
     program = (
-        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.config.rules import classes_are_known;"
-        f"config = load_config({[*NEEDED, 'reward=ocr']}).config; classes_are_known(config, 1);"
+        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.config.rules import rewards_are_known;"
+        f"config = load_config({[*NEEDED, 'reward=ocr']}).config; rewards_are_known(config, 1);"
         "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"
     )
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}

@@ -120,7 +120,7 @@ def test_a_mistake_in_a_recipe_names_file_and_key(tmp_path, monkeypatch, recipe,
     ],
 )
 def test_a_value_of_the_wrong_type_names_its_key(override, key):
-    assert override in message(override) and key in message(override)
+    assert message(override).startswith(f"{override}: the value must be ") and key in message(override)
 
 
 @pytest.mark.parametrize("key", ["run_dir", "model.path", "data.prompts"])
@@ -137,6 +137,19 @@ def test_an_unknown_choice_names_the_known_ones():
 @pytest.mark.parametrize("override", ["--help", "steps", "steps=[1", "a b"])
 def test_what_is_no_override(override):
     assert message(override) == f"{override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+
+
+@pytest.mark.parametrize(
+    ("override", "cure"),
+    [
+        ("run_dir=/data/ünï", """'run_dir="/data/ünï"'"""),
+        ("run_dir=lr=1", """'run_dir="lr=1"'"""),
+        ("model.path=~/models/a", "write model.path=$HOME/models/a"),
+        ("run_dir=a,b", "a list is written [a,b]"),
+    ],
+)
+def test_what_hydra_cannot_read_comes_with_the_way_to_write_it(override, cure):
+    assert override in message(override) and cure in message(override)
 
 
 def test_valid_keys_are_those_that_hold_values():

@@ -55,11 +55,11 @@ BREAKS = [
     ("choices_are_known", {"actor.dtype": "fp32"}, 1, ["actor.dtype", "float32, bfloat16"]),
     ("choices_are_known", {"actor.lora.dtype": "int8"}, 1, ["actor.lora.dtype", "float32, bfloat16"]),
     ("choices_are_known", {"actor.cfg": "parallel"}, 1, ["actor.cfg", "sequential, batched"]),
-    ("classes_are_known", {"model.family": "sd3"}, 1, ["model.family", "qwen_image, your own as module:Class"]),
-    ("classes_are_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
-    ("classes_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),
-    ("classes_are_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
-    ("settings_are_those_of_their_class", {f"{JPEG}.name": "ocr"}, 1, [f"{JPEG}.name=ocr", "choose it by reward=ocr"]),
+    ("model_is_known", {"model.family": "sd3"}, 1, ["model.family", "qwen_image, your own as module:Class"]),
+    ("algorithm_is_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
+    ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),
+    ("model_is_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
+    ("rewards_are_known", {f"{JPEG}.name": "ocr"}, 1, [f"{JPEG}.name=ocr", "choose it by reward=ocr"]),
     ("text_lengths_ascend", {"data.text_lengths": []}, 1, ["data.text_lengths"]),
     ("text_lengths_ascend", {"data.text_lengths": [0, 64]}, 1, ["data.text_lengths"]),
     ("text_lengths_ascend", {"data.text_lengths": [64, 64]}, 1, ["data.text_lengths", "ascending"]),
@@ -319,8 +319,8 @@ def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, a
 
 
 def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
-    monkeypatch.setattr(node_rules, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install 'omnirl_hpc\[tensorboard\]'"):
+    monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
+    with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install '.\[tensorboard\]'"):
         rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
     rules.check(changed(valid, {"logging.trackers": []}), 1)
 
@@ -335,7 +335,7 @@ def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
 
 
 def test_a_plan_needs_no_package_of_a_reward(monkeypatch):
-    monkeypatch.setattr(node_rules, "find_spec", lambda name: None)
+    monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
     config = load_config(["recipe=flowgrpo_tiny", "reward=ocr", *NO_PATHS]).config
     assert breaks(node_rules.reward_packages_are_installed, config, 1)
     rules.check(config, 2, files=False)

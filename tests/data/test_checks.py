@@ -30,13 +30,18 @@ def test_a_complete_table(check):
 
 
 def test_rows_without_a_target_are_named(check):
-    with pytest.raises(DataError, match=r"`target`, and 3 of 5 rows of \S+t.parquet have none: rows 1, 3, 4\. Fill them"):
+    with pytest.raises(DataError, match=r"`target`, and 3 of 5 rows of \S+t.parquet have no target: rows 1, 3, 4\. Fill them"):
         check(INDIFFERENT, NEEDING, prompt=["a", "b", "c", "d", "e"], target=["A", None, "C", "", "  "])
 
 
 def test_a_table_without_the_column_names_the_first_rows(check):
-    with pytest.raises(DataError, match=r"and 20 of 20 rows .* have none: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\."):
+    with pytest.raises(DataError, match=r"and 20 of 20 rows .* have no target: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\."):
         check(NEEDING, prompt=["a"] * 20)
+
+
+def test_rows_without_a_prompt_are_named(check):
+    with pytest.raises(DataError, match=r"^2 of 5 rows of \S+t.parquet have no prompt: rows 2, 4\. Fill them"):
+        check(INDIFFERENT, prompt=["a", "b", None, "d", " "])
 
 
 def test_who_needs_no_targets_may_lack_them(check):
@@ -50,5 +55,5 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
     config = Config(data=DataConfig(prompts=tables["train"]), algorithm=FlowGRPOConfig(), reward=RewardConfig({"ocr": NEEDING}))
     check_prompts(config)
     config.evaluation.prompts = tables["held_out"]
-    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have none"):
+    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have no target"):
         check_prompts(config)

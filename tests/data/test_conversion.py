@@ -104,13 +104,18 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
     ("name", "content", "said"),
     [
         ("p.txt", "\n \n", "p.txt has no prompts"),
-        ("p.txt", b"a\xff", "p.txt cannot be read as .txt: 'utf-8' codec can't decode byte 0xff"),
+        ("p.txt", b"a\xff", "p.txt is not UTF-8 in line 1: iconv -f LATIN1 -t UTF-8 converts it"),
+        ("p.csv", "prompt\nok\ncafé\n".encode("latin-1"), "p.csv is not UTF-8 in line 3"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": }\n', "p.jsonl, line 2 is not JSON: Expecting value"),
         ("p.jsonl", '["a"]\n', "p.jsonl, line 1 is list, not an object with a field `prompt`"),
-        ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "p.jsonl, line 2: the prompt is empty"),
+        ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "p.jsonl, line 2 has no field `prompt`; its fields are: text"),
+        ("p.jsonl", '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n', "p.jsonl, line 2: the id 1 is that of "),
         ("p.jsonl", '{"prompt": {"text": "b"}}\n', "p.jsonl, line 1: prompt is dict, not text"),
         ("p.jsonl", '{"prompt": "a \\ud83d"}\n', "p.jsonl, line 1: prompt is not text: it holds half of a character"),
         ("p.csv", "caption,id\na,1\n", "p.csv has no column 'prompt'; its columns are: caption, id"),
+        ("p.csv", "prompt\na cat, asleep\n", "p.csv, line 2 has 2 fields, the first line names 1: a text with a comma"),
+        ("p.csv", "prompt,prompt\na,b\n", "p.csv has several columns 'prompt'"),
+        ("p.csv", "", "p.csv has no column 'prompt'; its columns are: none"),
         ("p.csv", "id,prompt\n1,a\n2\n", "p.csv, line 3: the prompt is empty"),
         ("p.parquet", b"PAR1", "p.parquet cannot be read as .parquet: "),
         ("p.parquet", pa.table({"caption": ["a"]}), "p.parquet has no column 'prompt'; its columns are: caption"),
@@ -161,7 +166,7 @@ READS = """
 from omnirl_hpc.data.prompts import PromptTable
 table = PromptTable("huge.parquet")
 assert [table[i].prompt for i in (0, 3071, 17)] == ["prompt 0", "prompt 3071", "prompt 17"]
-assert table[5].metadata == {} and table.rows_without_target() == []
+assert table[5].metadata == {} and table.blank_rows('target') == []
 """
 CONVERTS = """
 from omnirl_hpc.cli.main import main

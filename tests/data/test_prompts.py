@@ -105,9 +105,8 @@ def test_an_empty_prompt_names_its_place(tmp_path, empty):
 
 @pytest.mark.parametrize(
     ("column", "values", "kind"),
-    [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "bytes"), ("negative_prompt", [["a"], ["b"]], "list")],
+    [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "binary"), ("negative_prompt", [["a"], ["b"]], "list")],
 )
-def test_what_is_not_text_names_its_place(tmp_path, column, values, kind):
-    table = PromptTable(write(tmp_path, **({"prompt": ["a", "b"]} | {column: values})))
-    with pytest.raises(DataError, match=f"row group 0, row 1: {column} is {kind}, not text"):
-        table[1]
+def test_a_column_that_is_not_text_is_found_at_once(tmp_path, column, values, kind):
+    with pytest.raises(DataError, match=f"the column '{column}' holds {kind}.*, not text"):
+        PromptTable(write(tmp_path, **({"prompt": ["a", "b"]} | {column: values})))

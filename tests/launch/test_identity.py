@@ -177,5 +177,5 @@ def test_outside_of_slurm_mpi_itself_tells_the_address(monkeypatch):
 
 def test_without_mpi4py_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ConfigError, match=r"export MASTER_ADDR and MASTER_PORT, or install omnirl_hpc\[mpi\]"):
+    with pytest.raises(ConfigError, match=r"export MASTER_ADDR and MASTER_PORT, or pip install '.\[mpi\]'"):
         find_identity(OPEN_MPI)

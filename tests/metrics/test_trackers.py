@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from omnirl_hpc.config import node_rules
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.trackers import STARTS, Trackers
 from omnirl_hpc.run_directory import RunDirectory
 from tests.helpers import make_config
@@ -41,12 +42,12 @@ def packages(monkeypatch):
     return made
 
 
-def use(tiny_model, tiny_prompts, tmp_path, tracker: str, rank: int) -> None:
+def use(tiny_model, tiny_prompts, tmp_path, *trackers: str, rank: int = 0, resume_step: int | None = None) -> None:
     config = make_config(tiny_model, tiny_prompts, tmp_path)
-    config.logging.trackers = [tracker]
-    with Trackers(config, RunDirectory(tmp_path), first_step=4, rank=rank) as trackers:
-        trackers.log({"step": 4, "reward/mean": 0.5})
-        trackers.log({"step": 5, "reward/mean": 0.75})
+    config.logging.trackers, config.checkpoint.resume_step = list(trackers), resume_step
+    with Trackers(config, RunDirectory(tmp_path), rank) as opened:
+        opened.log({"step": 4, "reward/mean": 0.5})
+        opened.log({"step": 5, "reward/mean": 0.75})
 
 
 def test_names_are_those_of_the_rules():
@@ -54,7 +55,7 @@ def test_names_are_those_of_the_rules():
 
 
 def test_tensorboard(packages, tiny_model, tiny_prompts, tmp_path):
-    use(tiny_model, tiny_prompts, tmp_path, "tensorboard", rank=0)
+    use(tiny_model, tiny_prompts, tmp_path, "tensorboard", resume_step=4)
     assert packages.named("SummaryWriter") == [((tmp_path / "tensorboard",), {"purge_step": 4})]
     assert packages.named("add_scalar") == [(("reward/mean", 0.5, 4), {}), (("reward/mean", 0.75, 5), {})]
     assert len(packages.named("close")) == 1
@@ -63,7 +64,7 @@ def test_tensorboard(packages, tiny_model, tiny_prompts, tmp_path):
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_wandb_and_trackio(packages, tiny_model, tiny_prompts, tmp_path, tracker):
     for _ in range(2):  # a run that goes on keeps its name
-        use(tiny_model, tiny_prompts, tmp_path, tracker, rank=0)
+        use(tiny_model, tiny_prompts, tmp_path, tracker)
     (_, first), (_, second) = packages.named("init")
     assert first == second and first["resume"] == "allow" and first["config"]["actor"]["lora"]["rank"] == 4
     assert first.get("mode", "offline") == "offline"
@@ -75,3 +76,36 @@ def test_wandb_and_trackio(packages, tiny_model, tiny_prompts, tmp_path, tracker
 def test_other_ranks_say_nothing(packages, tiny_model, tiny_prompts, tmp_path, tracker):
     use(tiny_model, tiny_prompts, tmp_path, tracker, rank=1)
     assert packages.calls == []
+
+
+@pytest.mark.parametrize(("resume_step", "logged"), [(None, [5]), (4, [4, 5])])
+def test_a_step_made_again_after_a_kill_is_not_logged_again(packages, tiny_model, tiny_prompts, tmp_path, resume_step, logged):
+    """Step 4 had ended. A run that is sent back makes it again in another way."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"step": 5, "rew')
+    use(tiny_model, tiny_prompts, tmp_path, "wandb", resume_step=resume_step)
+    assert [named["step"] for _, named in packages.named("log")] == logged
+
+
+def test_one_that_fails_is_off_and_the_others_go_on(packages, tiny_model, tiny_prompts, tmp_path, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise TypeError("the service\nis gone")
+
+    monkeypatch.setattr(packages, "log", refuse, raising=False)  # wandb's
+    monkeypatch.setattr(packages, "finish", refuse, raising=False)
+    monkeypatch.setattr(packages, "close", refuse, raising=False)  # tensorboard's, at the end of the run
+    use(tiny_model, tiny_prompts, tmp_path, "wandb", "tensorboard")
+    assert len(packages.named("add_scalar")) == 2
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        (
+            "WARNING",
+            f"the tracker {name} failed and is off for the rest of this run: TypeError: the service is gone; "
+            f"{tmp_path / 'metrics.jsonl'} has all metrics",
+        )
+        for name in ("wandb", "tensorboard")
+    ]
+
+
+def test_one_that_does_not_start_is_an_error(packages, tiny_model, tiny_prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "init", lambda **_: {}["api key"], raising=False)
+    with pytest.raises(ConfigError, match="the tracker wandb does not start: KeyError: 'api key'; drop it from logging.trackers"):
+        use(tiny_model, tiny_prompts, tmp_path, "wandb")

@@ -96,6 +96,14 @@ def test_states_of_a_run(finished_run, tmp_path, state, images, said):
     assert said in " ".join(page.words)
 
 
+def test_an_evaluation_that_the_run_went_back_from_is_not_shown(finished_run, tmp_path):
+    run = make_state("finished", finished_run, tmp_path)
+    metrics = run / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))  # as checkpoint.resume_step=2 leaves it
+    words = " ".join(page_of(run, tmp_path).words)
+    assert "After 2 steps, on fixed prompts" in words and "After 3 steps" not in words
+
+
 @pytest.mark.parametrize(("state", "said"), [("missing", "does not exist"), ("empty", "it has no config.yaml")])
 def test_what_is_no_run(finished_run, tmp_path, state, said):
     with pytest.raises(ConfigError, match=said):

@@ -66,7 +66,7 @@ def test_scores_are_made_in_other_processes(runner):
 @pytest.mark.parametrize(
     ("order", "error"),
     [
-        ("raise", "LookupError: no such image"),
+        ("raise", "LookupError: no such image (scripted.py, line 20)"),
         ("text", "ValueError: could not convert string to float: 'high'"),
         ("1 2 3", "returned 3 scores for 2 samples"),
     ],

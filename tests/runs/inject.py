@@ -3,7 +3,8 @@
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
         pause (makes the file PAUSED, until there is a file GO).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine shows that it has
-        what is new), save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
+        what is new), evaluation (after the first policy that is not the base), save (rank's part of writing the checkpoint after
+        STEP steps). RANK may be `all`.
 `memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
 """
 
@@ -57,12 +58,14 @@ def resident_bytes() -> int:
 def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc import trainer
     from omnirl_hpc.checkpoint import Checkpointer
+    from omnirl_hpc.evaluation.evaluator import Evaluator
     from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.trainer import Trainer
 
     train_step, submit = Trainer.train_step, RewardMix.submit
     deliver, confirm = trainer.deliver_lora, trainer.confirm_weights
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
+    save_images = Evaluator._save_images
 
     def counted_step(self, step):
         faults.step = step
@@ -93,6 +96,11 @@ def patch(faults: Faults, options: list[str]) -> None:
         faults.at("sync", version - 1)
         return confirm(engine, sent, version)
 
+    def faulty_save_images(self, folder, batch):
+        save_images(self, folder, batch)
+        if folder.name != "base":
+            faults.at("evaluation", int(folder.parent.name.removeprefix("step_")) - 1)
+
     def faulty_write(self, step, *arguments):
         write(self, step, *arguments)
         faults.at("save", step)
@@ -100,6 +108,7 @@ def patch(faults: Faults, options: list[str]) -> None:
     Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients = faulty_accumulate, faulty_apply
     trainer.deliver_lora, trainer.confirm_weights = faulty_deliver, faulty_confirm
+    Evaluator._save_images = faulty_save_images
 
 
 def main() -> None:

@@ -33,6 +33,8 @@ def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(p
     said = [line for line in second.output.splitlines() if line.startswith("omnirl-hpc train: ")]
     assert len(said) <= 1  # rank 0 speaks, unless torchrun ends it because rank 1 was faster
     assert all(f"run_dir={run_dir} is in use by torchrun run " in line for line in said)
+    *_, last, _ = second.output.splitlines()  # of torchrun: it puts a rule below
+    assert last.startswith("  traceback : omnirl-hpc train: ") and f"run_dir={run_dir} is in use by torchrun run " in last
     assert ended.code == 0, ended.output  # the first did not notice
     assert_same_run(run_dir, reference)
 
@@ -152,13 +154,20 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
 
 
 def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
-    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too."""
+    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too.
+
+    The third step was trained, and is not trained again.
+    """
     evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
     arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
     program.finish(tmp_path / "straight", *arguments)
     program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:1:0",))
-    program.finish(tmp_path / "stopped", *arguments, faults=("stop:sync:2:0",))
-    program.finish(tmp_path / "stopped", *arguments)
+    for fault in ("stop:sync:2:0", "term:evaluation:2:1"):  # twice in a row, the second time in the middle
+        program.finish(tmp_path / "stopped", *arguments, faults=(fault,))
+        assert (tmp_path / "stopped/checkpoints/latest").read_text() == "step_000003"
+        assert [line["step"] for line in lines(tmp_path / "stopped/metrics.jsonl")] == [0, 1]
+    ended = program.finish(tmp_path / "stopped", *arguments)
+    assert "going on from step 3 of 4" in ended.output and "step    3/4" in ended.output
     code, said = compare(tmp_path / "straight", tmp_path / "stopped")
     assert code == 0, said
     ours, theirs = (tmp_path / name / "checkpoints" for name in ("stopped", "straight"))

@@ -1,4 +1,4 @@
-"""Importing vllm_omni into a process that has its own plans for its environment."""
+"""Importing vllm_omni into a process that has its own plans for its environment and for torch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ CHANGED_BY_IMPORT = frozenset(
     }
 )
 
+# Settings of torch for the whole process: how they are read, how they are set. All are put back. Importing vllm for CUDA turns
+# cuDNN's attention off, for the actor, too: with masks, torch's next choice takes three times as long.
+TORCH_SETTINGS = (
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+
 
 def import_vllm_omni(device: torch.device) -> Versions:
     """Import vllm_omni for `device` and return the versions found. Call before any other module of this folder.
@@ -31,7 +43,7 @@ def import_vllm_omni(device: torch.device) -> Versions:
     Raises ConfigError where the installed versions are not supported.
     """
     versions = require()
-    with keep_environment(but=CHANGED_BY_IMPORT):
+    with keep_environment(but=CHANGED_BY_IMPORT), keep_torch_settings():
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if device.type == "cpu":
             os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -57,3 +69,15 @@ def keep_environment(but: frozenset[str] = frozenset()) -> Iterator[None]:
                 del os.environ[name]
             elif os.environ.get(name) != before[name]:
                 os.environ[name] = before[name]
+
+
+@contextmanager
+def keep_torch_settings() -> Iterator[None]:
+    """Put TORCH_SETTINGS back at the end of a `with` block."""
+    before = [read() for read, _ in TORCH_SETTINGS]
+    try:
+        yield
+    finally:
+        for (read, write), value in zip(TORCH_SETTINGS, before):
+            if read() != value:
+                write(value)

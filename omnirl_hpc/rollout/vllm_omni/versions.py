@@ -16,8 +16,7 @@ from omnirl_hpc.errors import ConfigError
 OLDEST, NEWEST = (0, 26), (0, 30)
 SUPPORTED = "0.26 to 0.30"
 INSTALL = (
-    "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: "
-    "pip install -c constraints/cuda.txt 'omnirl_hpc[gpu]'"
+    "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: pip install -c constraints/cuda.txt '.[gpu]'"
 )
 
 

@@ -16,7 +16,7 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.platforms import current_omni_platform
 
 from omnirl_hpc.rollout.vllm_omni.groups import forget_replica_groups, init_replica_groups
-from omnirl_hpc.rollout.vllm_omni.importing import keep_environment
+from omnirl_hpc.rollout.vllm_omni.importing import keep_environment, keep_torch_settings
 from omnirl_hpc.rollout.vllm_omni.versions import WORKER_TITLE
 
 
@@ -26,7 +26,7 @@ class SpmdWorker(stock.DiffusionWorker):
     def __init__(self, od_config: OmniDiffusionConfig, replica_size: int, device: torch.device) -> None:
         self._replica_size = replica_size
         self._device_index = device.index or 0
-        with keep_environment(), self._our_process():
+        with keep_environment(), keep_torch_settings(), self._our_process():
             super().__init__(local_rank=self._device_index, rank=dist.get_rank() % replica_size, od_config=od_config)
 
     def init_device(self) -> None:

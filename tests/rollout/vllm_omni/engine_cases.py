@@ -22,6 +22,7 @@ from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
+from omnirl_hpc.rollout.vllm_omni.importing import TORCH_SETTINGS
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.windows import Window
@@ -88,15 +89,19 @@ def error_of(function: Any, *args: Any) -> str:
     return ""
 
 
+def process_state() -> list[Any]:
+    return [sys.stdout, sys.stderr, Path("/proc/self/cmdline").read_bytes(), *(read() for read, _ in TORCH_SETTINGS)]
+
+
 def alone(model: Path, prompts: Path, out: Path) -> dict[str, Any]:
     """One rank: base weights, adapters, batches, sleep, and what the engine does to its process."""
     bench = Bench(model, prompts, out)
-    environment, streams, title = dict(os.environ), (sys.stdout, sys.stderr), Path("/proc/self/cmdline").read_bytes()
+    environment, process = dict(os.environ), process_state()
     engine = bench.engine()
     changed = {n for n in environment.keys() | os.environ.keys() if environment.get(n) != os.environ.get(n)}
     found: dict[str, Any] = {
         "changed": changed,
-        "process is as it was": (sys.stdout, sys.stderr) == streams and Path("/proc/self/cmdline").read_bytes() == title,
+        "process is as it was": process_state() == process,
         "embeddings equal": all(torch.equal(engine.encode(p), bench.diffusers.encode(p)) for p in (*PROMPTS, " ")),
         "base equal": equal(bench.generate(engine), bench.generate(bench.diffusers)),
     }

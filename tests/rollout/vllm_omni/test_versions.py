@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from omnirl_hpc.rollout.vllm_omni.importing import keep_environment
 from omnirl_hpc.rollout.vllm_omni.versions import Versions, accepted
 
 
@@ -43,17 +42,3 @@ def test_accepted_drops_what_a_version_does_not_take():
     def old(size: int, backend: str) -> None: ...
 
     assert accepted(old, {"size": 1, "backend": "gloo", "allgather_degree": 1}) == {"size": 1, "backend": "gloo"}
-
-
-def test_keep_environment_puts_back_all_but_the_listed(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("GONE", "x")
-    monkeypatch.delenv("NEW", raising=False)
-    monkeypatch.delenv("LISTED", raising=False)
-    with keep_environment(but=frozenset({"LISTED"})):
-        import os
-
-        os.environ.update({"RANK": "0", "NEW": "1", "LISTED": "1"})
-        del os.environ["GONE"]
-    assert (os.environ["RANK"], os.environ["GONE"], os.environ.get("NEW"), os.environ["LISTED"]) == ("3", "x", None, "1")
-    monkeypatch.delenv("LISTED")
