@@ -5,7 +5,8 @@
         ema/                    the same of its running mean, where one is kept
         optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
         state.json              step, data cursor, algorithm, schedule, configuration, versions
-        manifest.json           size and CRC-32 of every other file; its presence and truth make a checkpoint whole
+        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
+                                checkpoint whole
     checkpoints/latest          the name of the newest one
     checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
 
@@ -19,6 +20,7 @@ import itertools
 import json
 import logging
 import shutil
+import socket
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,15 +36,26 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from omnirl_hpc.adapters import save_adapter
-from omnirl_hpc.checkpoint_files import checkpoint_path, crc, find_checkpoint, read_state, steps_in, write_text
+from omnirl_hpc.checkpoint_files import (
+    checkpoint_path,
+    describe_files,
+    find_checkpoint,
+    find_fault,
+    read_state,
+    steps_in,
+    write_text,
+    writer,
+)
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.launch.agreement import first_error
+from omnirl_hpc.launch.agreement import gather
 
 log = logging.getLogger(__name__)
 
 SHARDED = "optimizer"
 PROBE_BYTES = 1 << 20
+
+Manifest = dict[str, tuple[int, int]]  # file -> size in bytes, CRC-32
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Checkpointer:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._agreement = dist.new_group(backend="gloo", timeout=timeout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: tuple[int, list[Future]] | None = None
+        self._pending: tuple[int, Future[Manifest]] | None = None
         self._best: int | None = None
 
     # ---------------------------------------------------------------- writing
@@ -82,17 +95,16 @@ class Checkpointer:
         what = f"write checkpoint {content.step}"
         self._everywhere(lambda: self._prepare(content.step), what)
         if self._config.asynchronous:
-            futures: list[Future] = []
-            self._everywhere(lambda: futures.extend(self._start_writing(content)), what)
-            self._pending = content.step, futures
+            started: list[Future[Manifest]] = []
+            self._everywhere(lambda: started.append(self._start_writing(content)), what)
+            self._pending = content.step, started[0]
         else:
-            self._everywhere(lambda: self._write(content), what)
-            self._complete(content.step)
+            self._complete(content.step, self._everywhere(lambda: self._write(content), what))
 
     def poll(self) -> None:
         """Complete a background save that has ended on all ranks."""
         if self._pending is not None:
-            done = torch.tensor(int(all(future.done() for future in self._pending[1])))
+            done = torch.tensor(int(self._pending[1].done()))
             dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._agreement)
             if done:
                 self.wait()
@@ -100,9 +112,8 @@ class Checkpointer:
     def wait(self) -> None:
         """Complete a background save, however long it takes."""
         if self._pending is not None:
-            (step, futures), self._pending = self._pending, None
-            self._everywhere(lambda: [future.result() for future in futures], f"write checkpoint {step}")
-            self._complete(step)
+            (step, written), self._pending = self._pending, None
+            self._complete(step, self._everywhere(written.result, f"write checkpoint {step}"))
 
     def _path(self, step: int) -> Path:
         return checkpoint_path(self._folder, step)
@@ -115,17 +126,23 @@ class Checkpointer:
             shutil.rmtree(self._temporary(step), ignore_errors=True)
             self._temporary(step).mkdir(parents=True)
 
-    def _write(self, content: CheckpointContent) -> None:
+    def _write(self, content: CheckpointContent) -> Manifest:
+        """Returns the entries of the files that this rank wrote."""
         dcp.save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group)
         self._write_rest(content.step, content.adapters, content.state, content.peft_config)
+        return describe_files(self._temporary(content.step), self._rank)
 
-    def _start_writing(self, content: CheckpointContent) -> list[Future]:
+    def _start_writing(self, content: CheckpointContent) -> Future[Manifest]:
         """The same in the background, from copies that training cannot change any more."""
         adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
-        return [
-            dcp.async_save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group),
-            self._background.submit(self._write_rest, content.step, adapters, content.state, content.peft_config),
-        ]
+        saving = dcp.async_save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group)
+
+        def finish() -> Manifest:
+            saving.result()
+            self._write_rest(content.step, adapters, content.state, content.peft_config)
+            return describe_files(self._temporary(content.step), self._rank)
+
+        return self._background.submit(finish)
 
     def _writer(self, step: int) -> dcp.FileSystemWriter:
         return dcp.FileSystemWriter(self._temporary(step) / SHARDED, sync_files=True)
@@ -138,16 +155,15 @@ class Checkpointer:
                 save_adapter(self._temporary(step) / folder, lora, peft_config)
             write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
 
-    def _complete(self, step: int) -> None:
-        """All ranks have written: check in, rename, move `latest`, drop the oldest."""
-        self._everywhere(lambda: self._publish(step), f"complete checkpoint {step}")
+    def _complete(self, step: int, parts: list[Manifest]) -> None:
+        """All ranks have written: write the manifest, rename, move `latest`, drop the oldest."""
+        manifest = {name: entry for part in parts for name, entry in part.items()}
+        self._everywhere(lambda: self._publish(step, manifest), f"complete checkpoint {step}")
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int, manifest: Manifest) -> None:
         if self._rank:
             return
         folder = self._temporary(step)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        manifest = {str(path.relative_to(folder)): [path.stat().st_size, crc(path)] for path in files}
         write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
         self._replace(self._path(step), folder)
         self._point("latest", step)
@@ -170,18 +186,20 @@ class Checkpointer:
         write_text(self._folder / f"{name}.tmp", self._path(step).name)
         (self._folder / f"{name}.tmp").rename(self._folder / name)
 
-    def _everywhere(self, action: Callable[[], object], what: str) -> None:
-        """Do `action` on every rank and agree on its success, so that no rank waits for one that failed."""
-        error = None
+    def _everywhere(self, action: Callable[[], Any], what: str) -> list[Any]:
+        """Do `action` on every rank and agree on its success, so that no rank waits for one that failed; what each returned."""
+        result = error = None
         try:
-            action()
+            result = action()
         except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
-        if error := first_error(error, self._agreement):
+        outcomes = gather((result, error), self._agreement)
+        if failed := [error for _, error in outcomes if error]:
             if self._rank == 0:
                 for leftover in self._folder.glob("step_*.tmp"):
                     shutil.rmtree(leftover, ignore_errors=True)
-            raise CheckpointError(f"could not {what} in {self._folder}: {error}; earlier checkpoints are untouched")
+            raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
+        return [result for result, _ in outcomes]
 
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
@@ -202,25 +220,19 @@ class Checkpointer:
     def find(self) -> Path | None:
         """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed over.
 
-        Rank 0 reads and checks, and all take what it found. Raises CheckpointError on every rank where the one asked for is not there
-        or not whole.
+        Ranks share the reading, and agree. Raises CheckpointError on every rank where the one asked for is not there or not whole.
         """
-        found: list[Any] = [None, None]
-        if self._rank == 0:
-            try:
-                found = [self._find(), None]
-            except CheckpointError as error:
-                found = [None, str(error)]
-        dist.broadcast_object_list(found, src=0, group=self._agreement)
-        path, error = found
-        if error:
-            raise CheckpointError(error)
-        return path
+        steps = [steps_in(self._folder)]
+        dist.broadcast_object_list(steps, src=0, group=self._agreement)
+        asked = self._config.resume_step
+        return find_checkpoint(self._folder, asked, "checkpoint.resume_step=", steps=steps[0], fault_of=self._find_fault)
 
-    def _find(self) -> Path | None:
-        if self._config.resume_step is not None:
-            return find_checkpoint(self._folder, self._config.resume_step, setting="checkpoint.resume_step=")
-        return find_checkpoint(self._folder)
+    def _find_fault(self, path: Path) -> str | None:
+        """Why a checkpoint is not whole, and who says so. Each file is read by one rank, the one that wrote it if they are as many."""
+        ranks = dist.get_world_size()
+        fault = find_fault(path, mine=lambda file: writer(file) % ranks == self._rank)
+        faults = gather(fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}", self._agreement)
+        return next((fault for fault in faults if fault), None)
 
     def load(self, path: Path, sharded: dict[str, Tensor]) -> None:
         """Fill `sharded` in place from a checkpoint. Later ones are put aside, and never deleted: this run goes another way."""

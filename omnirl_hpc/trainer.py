@@ -92,7 +92,7 @@ class Trainer:
         self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
-            self.evaluator = Evaluator(config, self.family, layout, self.engine, self.embed, self.rewards, run.evaluation)
+            self.evaluator = Evaluator(config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation)
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
             loaded, run, checkpointer, self.actor, self.engine, self.algorithm, self.sampler, self.residency, timer

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
+import socket
 import threading
 from dataclasses import replace
 
@@ -13,12 +16,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from omnirl_hpc import checkpoint as checkpoint_module
+from omnirl_hpc import checkpoint_files
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.adapters import load_adapter
 from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
-from omnirl_hpc.checkpoint_files import find_fault, read_state
+from omnirl_hpc.checkpoint_files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError
 from omnirl_hpc.models import QwenImage
@@ -162,10 +168,12 @@ def test_none_whole_is_none(saved):
 def test_a_step_that_is_asked_for(saved):
     folder, _ = saved
     assert make(folder, resume_step=2).find() == folder / "step_000002"
-    with pytest.raises(CheckpointError, match=r"resume_step=7: .*step_000007 does not exist; whole steps: \[1, 2, 3\]"):
+    with pytest.raises(
+        CheckpointError, match=r"resume_step=7: .*step_000007 does not exist, says rank 0 on .*; whole steps: \[1, 2, 3\]"
+    ):
         make(folder, resume_step=7).find()
     truncate(folder / "step_000002" / "state.json")
-    with pytest.raises(CheckpointError, match=r"resume_step=2: .*bytes of state.json; whole steps: \[1, 3\]"):
+    with pytest.raises(CheckpointError, match=r"resume_step=2: .*bytes of state.json, says rank 0 on .*; whole steps: \[1, 3\]"):
         make(folder, resume_step=2).find()
 
 
@@ -219,8 +227,7 @@ def test_asynchronous_and_synchronous_write_the_same(tmp_path):
 def test_a_background_save_is_completed_by_a_later_poll(tmp_path):
     checkpointer = make(tmp_path / "c", asynchronous=True)
     checkpointer.save(content(1))
-    for future in checkpointer._pending[1]:
-        future.result(timeout=60)
+    checkpointer._pending[1].result(timeout=60)
     checkpointer.poll()
     assert checkpointer.find() == tmp_path / "c" / "step_000001"
 
@@ -266,6 +273,66 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
     assert messages[0] == messages[1]
     assert messages[0].startswith(f"could not write checkpoint 2 in {disk}: rank 0: ") and "No space left" in messages[0]
     assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
+
+
+def save_and_find_on_two_ranks(folder) -> dict:
+    """What a rank reads to checksum it, at each save and when the run goes on; what is found, also when a part is torn."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    sharded = {name: distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)]) for name in NAMES}
+    read, crc = [], checkpoint_files.crc
+    checkpoint_files.crc = lambda path: read.append(str(path.relative_to(path.parents[1]))) or crc(path)
+    said = []
+    checkpoint_files.log.warning = lambda text, *values: said.append(text % values)
+    result = {}
+    for step, asynchronous in ((1, False), (2, True)):
+        checkpointer = Checkpointer(folder, CheckpointConfig(asynchronous=asynchronous), rank, timeout_seconds=60.0)
+        checkpointer.save(replace(content(step), sharded=sharded))
+        checkpointer.wait()
+        result[f"save {step}"], read[:] = sorted(read), []
+    result["found"] = checkpointer.find()
+    result["find"], read[:] = sorted(read), []
+    dist.barrier()
+    if rank == 0:
+        flip(folder / "step_000002/optimizer/__1_0.distcp")
+    dist.barrier()
+    return result | {"found when torn": checkpointer.find(), "said": said}
+
+
+def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
+    first, second = run_ranks(2, save_and_find_on_two_ranks, tmp_path)
+    step, torn = tmp_path / "step_000001", tmp_path / "step_000002"
+    for number in (1, 2):
+        rest = [f"step_00000{number}.tmp/state.json", ADAPTER, "adapter/adapter_config.json", "optimizer/.metadata"]
+        assert first[f"save {number}"] == sorted([*rest, "optimizer/__0_0.distcp"])
+        assert second[f"save {number}"] == ["optimizer/__1_0.distcp"]
+    assert second["find"] == ["optimizer/__1_0.distcp"] and len(first["find"]) == len(first["save 2"])
+    for rank in (first, second):
+        assert (rank["found"], rank["found when torn"]) == (torn, step)
+        (line,) = rank["said"]
+        fault = "has other bytes in optimizer/__1_0.distcp than were written"
+        assert f"step_000002 is not whole ({fault}, says rank 1 on {socket.gethostname()}): going back" in line
+    # on another number of ranks
+    assert make(tmp_path).find() == step
+    loaded = {name: torch.zeros(4, 2) for name in NAMES}
+    make(tmp_path).load(step, loaded)
+    assert all(torch.equal(tensor, torch.arange(8.0).view(4, 2)) for tensor in loaded.values())
+    flip(step / "optimizer/__1_0.distcp")
+    assert make(tmp_path).find() is None
+
+
+def test_the_writer_of_a_file():
+    files = ["state.json", ADAPTER, "optimizer/.metadata", *(f"optimizer/__{rank}_0.distcp" for rank in range(12))]
+    assert [writer(file) for file in files] == [0, 0, 0, *range(12)]
+
+
+def test_a_file_that_cannot_be_read_is_a_fault_and_no_rank_waits(saved, monkeypatch):
+    folder, checkpointer = saved
+
+    def fail(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint_files, "crc", fail)
+    assert re.match(r"has \S+, which cannot be read \(Input/output error\)", find_fault(folder / "step_000003"))
 
 
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(tiny_model, tiny_prompts, tmp_path):

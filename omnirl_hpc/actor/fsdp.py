@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 
 import torch
@@ -16,13 +17,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from omnirl_hpc.actor.attention import set_attention
 from omnirl_hpc.actor.compile import compile_blocks, repeated_blocks
 from omnirl_hpc.actor.ema import ema_decay, update_ema
+from omnirl_hpc.actor.loading import fill_from_files
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, ConfigError, NonFiniteError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
-from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 
 
@@ -33,13 +35,13 @@ class FSDPActor:
         self._config = config
         self._family = family
         self._full = config.actor.train == "full"
+        transformer = family.empty_transformer(torch.float32 if self._full else getattr(torch, config.actor.dtype))
         if self._full:
             self.lora_targets = ()
-            transformer = family.load_transformer(torch.float32).requires_grad_(True)
+            transformer.requires_grad_(True)
         else:
             self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
-            transformer = family.load_transformer(getattr(torch, config.actor.dtype))
-            add_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+            attach_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype))
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
@@ -49,7 +51,11 @@ class FSDPActor:
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
+        fill_from_files(transformer, Path(config.model.path) / "transformer", device)
         self._parameters = dict(transformer.named_parameters()) if self._full else lora_parameters(transformer)
+        if not self._full:
+            for name, parameter in self._parameters.items():
+                _fill(parameter, initial_value(name, parameter.shape, config.actor.lora.rank, config.seed))
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
         self._ema: dict[str, Tensor] = {}  # fp32, sharded like the parameters
         if config.actor.ema_decay is not None:
@@ -169,7 +175,6 @@ class FSDPActor:
             self._transformer.enable_adapters()
 
 
-@torch.no_grad()
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
     """Full tensors into sharded ones, in place."""
     if state.keys() != sharded.keys():
@@ -177,8 +182,14 @@ def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
     for name, tensor in sharded.items():
         if state[name].shape != tensor.shape:
             raise CheckpointError(f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(tensor.shape)}")
-        full = state[name].to(tensor.device, tensor.dtype)
-        tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
+        _fill(tensor, state[name])
+
+
+@torch.no_grad()
+def _fill(sharded: DTensor, value: Tensor) -> None:
+    """A full tensor, the same on every rank, into a sharded one."""
+    full = value.to(sharded.device, sharded.dtype)
+    sharded.copy_(distribute_tensor(full, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
 def _locals(sharded: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -146,8 +146,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
     loras = {
-        policy: {name: tensor.to(device, dtype) for name, tensor in lora.items()}
-        for policy, lora in load_everywhere(adapters).items()
+        policy: {name: tensor.to(dtype) for name, tensor in lora.items()} for policy, lora in load_everywhere(adapters).items()
     }
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family.count_text_tokens)
@@ -155,7 +154,7 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))
         embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, engine, embed, rewards, out)
+        evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
         evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, check_stop=lambda: None)

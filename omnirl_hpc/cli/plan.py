@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> None:
     _check(config, world_size)
     layout = make_layout(config, 0, world_size)
     text_width = _text_width(config, machine.text_tokens)
-    config, why = _resolve(config, layout, gpu)
+    config, why = _resolve(config, layout, gpu, text_width)
     needed = estimate(config, layout, text_width)
 
     console = Console()
@@ -92,10 +92,10 @@ def _text_width(config: Config, asked: int) -> int:
     return asked or typical_text_width(config)
 
 
-def _resolve(config: Config, layout: Layout, gpu: Gpu) -> tuple[Config, str]:
+def _resolve(config: Config, layout: Layout, gpu: Gpu, text_width: int) -> tuple[Config, str]:
     if config.residency != "auto":
         return config, ""
-    residency, why = choose_residency(config, layout, gpu.memory)
+    residency, why = choose_residency(config, layout, gpu.memory, text_width)
     return with_residency(config, residency), why
 
 

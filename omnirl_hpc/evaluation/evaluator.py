@@ -18,7 +18,7 @@ from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
-from omnirl_hpc.hashing import stable_hash, state_checksum
+from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.launch.agreement import first_error
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
@@ -31,7 +31,7 @@ from omnirl_hpc.rollout.requests import make_requests, text_length
 from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.windows import Window
-from omnirl_hpc.sync import collect_lora, deliver_lora
+from omnirl_hpc.sync import deliver_lora
 
 NO_STEP = -1  # stands for the training step in the identity of a draw
 ODE = Window(0, 0)
@@ -40,12 +40,20 @@ Lora = dict[str, Tensor]
 
 
 def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
-    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`. Collective."""
-    adapter, ema = collect_lora(actor, dtype), actor.ema_state()
+    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`. Collective.
+
+    In host memory: the device has no room for all beside the engine.
+    """
+    adapter, ema = on_host(actor.lora_state(), dtype), actor.ema_state()
     policies = {"base": without_effect(adapter)}
     if ema is not None:
-        policies["ema"] = {name: tensor.to(dtype, copy=True) for name, tensor in ema.items()}  # see collect_lora
+        policies["ema"] = on_host(ema, dtype)
     return policies | {"adapter": adapter}
+
+
+def on_host(lora: Lora, dtype: torch.dtype) -> Lora:
+    """A copy, since a full tensor may be the actor's own."""
+    return {name: tensor.to("cpu", dtype, copy=True) for name, tensor in lora.items()}
 
 
 def without_effect(lora: Lora) -> Lora:
@@ -67,6 +75,7 @@ class Evaluator:
         config: Config,
         family: ModelFamily,
         layout: Layout,
+        device: torch.device,
         engine: RolloutEngine,
         embed: EmbeddingCache,
         rewards: RewardMix,
@@ -80,7 +89,7 @@ class Evaluator:
         # An image without a score is left out of the means, and no reason to end a run; only a reward that scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._family, self._layout, self._engine = family, layout, engine
+        self._family, self._layout, self._device, self._engine = family, layout, device, engine
         self._embed, self._rewards, self._folder = embed, rewards, folder
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))]
@@ -110,18 +119,27 @@ class Evaluator:
         return [replace(request, window=ODE) for request in requests]
 
     def compare(self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]) -> dict[str, float]:
-        """The mean reward of each policy, of the run after `step` steps. `check_stop` is called after each micro-batch."""
+        """The mean reward of each policy, given on any device, of the run after `step` steps.
+
+        `check_stop` is called after each micro-batch.
+        """
         requests, place = self.requests(), f"step_{step:06d}"
         results = []
         for policy, lora in policies.items():
-            deliver_lora(self._engine, lora, step)
+            checksum = self._deliver(lora, step)
             folder = policy if policy == "base" else f"{place}/{policy}"
-            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, lora, requests, check_stop)})
+            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)})
         self._write(lambda: write_comparison(self._folder, place, results), here=self._layout.rank == 0)
         return {result["policy"]: result["reward"] for result in results}
 
-    def _evaluate(self, name: str, lora: Lora, requests: list[SampleRequest], check_stop: Callable[[], None]) -> dict[str, Any]:
-        folder, settings = self._folder / name, self._settings | {"adapter": state_checksum(lora)}
+    def _deliver(self, lora: Lora, step: int) -> str:
+        """Make the engine compute with an adapter; returns its checksum. It is on the device for no longer than that."""
+        return deliver_lora(self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step).checksum
+
+    def _evaluate(
+        self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
+    ) -> dict[str, Any]:
+        folder, settings = self._folder / name, self._settings | {"adapter": checksum}
         result = [read_result(folder) if self._layout.rank == 0 else None]
         dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
         if result[0] is not None and result[0]["settings"] == settings:

@@ -31,6 +31,13 @@ class ModelFamily(ABC):
         """The denoising network alone, on the CPU."""
 
     @abstractmethod
+    def empty_transformer(self, dtype: torch.dtype) -> nn.Module:
+        """The same with its parameters on the meta device, and all that is no parameter as it is to be.
+
+        The actor reads the parameters from the folder `transformer` of the checkpoint, each rank its part.
+        """
+
+    @abstractmethod
     def make_schedule(self, num_steps: int) -> Schedule:
         """The schedule of the pipeline for this image size, from the checkpoint's scheduler file."""
 

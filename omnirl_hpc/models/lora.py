@@ -16,7 +16,14 @@ ADAPTER = "default"
 
 
 def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype, seed: int) -> None:
-    """Freeze `transformer` and add a trainable adapter in `dtype`: A gaussian / rank from `seed` and the module's name, B zero.
+    """`attach_lora`, with the adapter's first values."""
+    attach_lora(transformer, config, targets, dtype)
+    for name, parameter in lora_parameters(transformer).items():
+        parameter.data.copy_(initial_value(name, parameter.shape, config.rank, seed))
+
+
+def attach_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype) -> None:
+    """Freeze `transformer`, on the meta device or another, and add a trainable adapter in `dtype` whose values are to be set.
 
     Raises ConfigError where a target matches no module: a LoRA that trains nothing would look like a run that works.
     """
@@ -27,13 +34,15 @@ def add_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str],
             f"actor.lora.target_modules: no linear layer of {type(transformer).__name__} is named {', '.join(missing)}"
         )
     transformer.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):  # PEFT draws A too, and rounds it to the base's dtype: it is replaced below
+    with torch.random.fork_rng(devices=[]):  # PEFT draws A, and rounds it to the base's dtype
         transformer.add_adapter(PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(targets)), ADAPTER)
-    for name, parameter in lora_parameters(transformer).items():
-        value = parameter.data
-        if ".lora_A." in name:
-            value = standard_normal(value.shape, seed, ADAPTER_INIT, name).to(value.device) / config.rank
-        parameter.data = value.to(dtype)
+    for parameter in lora_parameters(transformer).values():
+        parameter.data = parameter.data.to(dtype)
+
+
+def initial_value(name: str, shape: Sequence[int], rank: int, seed: int) -> Tensor:
+    """What a new adapter starts as, by PEFT's name, in fp32 on the CPU: A gaussian / rank from `seed` and the name, B zero."""
+    return standard_normal(shape, seed, ADAPTER_INIT, name) / rank if ".lora_A." in name else torch.zeros(shape)
 
 
 def merge_lora(transformer: nn.Module, config: LoraConfig, targets: Sequence[str], state: Mapping[str, Tensor]) -> None:
@@ -75,3 +84,8 @@ def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
 def lora_modules(state: dict[str, Tensor]) -> set[str]:
     """The modules that a LoRA state dict adapts."""
     return {name.rsplit(".lora_", 1)[0] for name in state}
+
+
+def base_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A transformer's state dict without its adapter: the names are those that it has where there is none."""
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}

@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import diffusers
 import torch
+from accelerate import init_empty_weights
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from packaging.version import Version
 from torch import Tensor, nn
@@ -41,6 +42,15 @@ class QwenImage(ModelFamily):
         return QwenImageTransformer2DModel.from_pretrained(
             self.config.path, subfolder="transformer", **{DTYPE: dtype}, local_files_only=True
         )
+
+    def empty_transformer(self, dtype: torch.dtype) -> nn.Module:
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)  # as from_pretrained does
+        try:
+            with init_empty_weights(include_buffers=False):
+                return QwenImageTransformer2DModel.from_config(self._transformer_config).eval()
+        finally:
+            torch.set_default_dtype(usual)
 
     def make_schedule(self, num_steps: int) -> Schedule:
         return make_schedule(self._read_json("scheduler/scheduler_config.json"), num_steps, self.latent_shape()[0])

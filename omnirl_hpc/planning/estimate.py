@@ -45,14 +45,6 @@ class Estimate:
         """Host memory of a node with that many ranks, each with its GPU."""
         return ranks * sum(self.host.values())
 
-    def cpu_node_bytes(self, ranks: int) -> float:
-        """The same of a node without GPUs, where everything is in host memory."""
-        return ranks * (sum(self.host.values()) - CUDA_HOST_BYTES + self.gpu_bytes - CONTEXT_BYTES)
-
-    @property
-    def disk_bytes(self) -> float:
-        return sum(self.disk.values())
-
 
 def find_shape(config: Config) -> QwenImageShape:
     """Raises ConfigError for a family without a shape."""
@@ -70,7 +62,8 @@ def typical_text_width(config: Config) -> int:
 def estimate(config: Config, layout: Layout, text_width: int | None = None) -> Estimate:
     """What one rank of a run needs. `config.residency` is swap or resident; `layout` is any rank's.
 
-    Host memory leaves out what a reward's workers take, and files that the system caches.
+    Host memory is the same while weights load: ranks read their parts of files that the system caches. It leaves out these files,
+    and what a reward's workers take.
     text_width: tokens that prompts are padded to (None: typical). Raises ConfigError where the model is not known.
     """
     if config.residency not in ("swap", "resident"):

@@ -24,8 +24,8 @@ class Needs:
 def least_needs(config: Config, shapes: dict[str, tuple[int, ...]], targets: Sequence[str], world_size: int) -> Needs:
     """From the shapes of the transformer's tensors alone: text encoder, VAE and activations come on top.
 
-    swap keeps the engine's and the actor's weights in page-locked host memory, and one of the two on the GPU; auto takes whichever
-    of swap and resident can work.
+    swap keeps the engine's and the actor's weights in page-locked host memory, and one of the two on the GPU; auto, where what it
+    becomes is not known, is taken to need the least of both.
     """
     parameters = parameter_count(shapes)
     engine = parameters * BYTES[config.rollout.dtype] // config.rollout.tensor_parallel_size

@@ -12,10 +12,13 @@ import torch
 
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import PreflightError
+from omnirl_hpc.errors import ConfigError, PreflightError
 from omnirl_hpc.launch.groups import process_group
 from omnirl_hpc.launch.identity import Identity
 from omnirl_hpc.launch.rendezvous import Rendezvous
+from omnirl_hpc.layout import make_layout
+from omnirl_hpc.planning.estimate import with_residency
+from omnirl_hpc.planning.residency import choose_residency
 from omnirl_hpc.preflight.facts import NOT_GIVEN, NodeFacts, RankFacts, make_probe, observe
 from omnirl_hpc.preflight.findings import FAILED, Finding, judge
 from omnirl_hpc.preflight.model_files import parameter_shapes
@@ -66,8 +69,22 @@ def find_needs(config: Config, ranks: Sequence[RankFacts]) -> Needs | None:
     """None where no model is given, or the one that rank 0 sees is not complete."""
     if config.model.path == NOT_GIVEN or ranks[0].node.model_problems:
         return None
+    config = with_residency(config, expected_residency(config, ranks))
     targets = config.actor.lora.target_modules or find_class("model", config.model.family).lora_targets
     return least_needs(config, parameter_shapes(Path(config.model.path) / "transformer"), targets, len(ranks))
+
+
+def expected_residency(config: Config, ranks: Sequence[RankFacts]) -> str:
+    """What residency=auto will become on these devices (residency.settle_residency)."""
+    if config.residency != "auto":
+        return config.residency
+    if not all(rank.gpu_id for rank in ranks):
+        return "resident"
+    try:
+        smallest = min(rank.gpu_total for rank in ranks)
+        return choose_residency(config, make_layout(config, 0, len(ranks)), smallest)[0]
+    except ConfigError:
+        return "auto"  # settle_residency will say so, on all ranks; here rank 0 is alone
 
 
 def _rank_facts(text: str) -> RankFacts:

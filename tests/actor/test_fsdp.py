@@ -17,7 +17,7 @@ from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models import QwenImage
-from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.lora import base_tensors, lora_parameters
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import go_on, make_config, one_rank_group, run_ranks
 
@@ -188,6 +188,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         local = some.to_local().numel() / some.numel()
         result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
+        result["base"] = {k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()}
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
@@ -233,5 +234,8 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         assert all(not torch.equal(after[k], after[k].bfloat16().float()) for k in moved)
         # both ranks have the whole and the same state and metrics
         for name in configs:
+            base = QwenImage(configs[name].model).load_transformer(getattr(torch, configs[name].actor.dtype)).state_dict()
+            assert base.keys() == rank[name]["base"].keys()
+            assert all(torch.equal(rank[name]["base"][k], tensor) for k, tensor in base.items())
             assert rank[name]["metrics"] == ranks[0][name]["metrics"]
             assert all(torch.equal(rank[name]["after"][k], ranks[0][name]["after"][k]) for k in rank[name]["after"])

@@ -109,11 +109,12 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
     results, rank = {}, dist.get_rank()
     for name, config in configs.items():
         actor = make_actor(config, make_layout(config, rank, dist.get_world_size()))
+        before = copies(actor)
         made = gradients(actor, config, make_points(config, [rank, rank + 2], micro_batch=2))
         update(actor, config, [rank, rank + 2])
         with torch.no_grad():
             dtype = actor.velocity(make_points(config, [rank], 1)[0], CURRENT).dtype
-        results[name] = {"gradients": made, "after": copies(actor), "dtype": dtype}
+        results[name] = {"before": before, "gradients": made, "after": copies(actor), "dtype": dtype}
     return results
 
 
@@ -126,7 +127,11 @@ def test_two_ranks_train_what_one_would(configured):
     }
     ranks = run_ranks(2, on_two_ranks, configs)
     expected = plain_gradients(configs["shard"], make_points(configs["shard"], ALL, micro_batch=4))
+    loaded = QwenImage(configs["shard"].model).load_transformer(torch.float32).state_dict()
     for rank in ranks:
+        for name in configs:
+            before = rank[name]["before"]
+            assert before.keys() == loaded.keys() and all(torch.equal(before[key], loaded[key]) for key in loaded)
         for name in ("shard", "replicate"):
             assert largest_difference(rank[name]["gradients"], expected) < 1e-6
         for name in configs:

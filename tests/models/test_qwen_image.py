@@ -176,3 +176,25 @@ def test_schedule_is_the_pipelines(family, pipeline, initial):
     schedule = family.make_schedule(STEPS)
     assert torch.equal(schedule.sigmas, pipeline.scheduler.sigmas)
     assert torch.equal(schedule.timesteps, pipeline.scheduler.timesteps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_empty_transformer_lacks_nothing_but_its_parameters(family, dtype):
+    """Rotary tables are neither parameters nor buffers: nothing would fill them later."""
+    empty, full = family.empty_transformer(dtype), family.load_transformer(dtype)
+    assert torch.get_default_dtype() == torch.float32 and not empty.training
+    made, expected = dict(empty.named_parameters()), dict(full.named_parameters())
+    assert {name: (p.shape, p.dtype) for name, p in made.items()} == {n: (p.shape, p.dtype) for n, p in expected.items()}
+    assert all(parameter.is_meta for parameter in made.values())
+    others, wanted = other_tensors(empty), other_tensors(full)
+    assert {"pos_embed.pos_freqs", "pos_embed.neg_freqs"} <= others.keys() == wanted.keys()
+    assert all(others[name].dtype == tensor.dtype and torch.equal(others[name], tensor) for name, tensor in wanted.items())
+
+
+def other_tensors(model) -> dict[str, torch.Tensor]:
+    return dict(model.named_buffers()) | {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }

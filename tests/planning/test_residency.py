@@ -24,6 +24,14 @@ def test_one_h100_swaps_and_eight_h200_do_not():
     assert choose_residency(*full_size("residency=auto", ranks=8), memory)[0] == "resident"
 
 
+def test_longer_prompts_need_more():
+    config, layout = full_size("residency=auto", ranks=8)
+    needed = estimate(*full_size("residency=resident", ranks=8), text_width=1024).gpu_bytes
+    assert choose_residency(config, layout, needed / 0.91)[0] == "resident"
+    residency, why = choose_residency(config, layout, needed / 0.91, text_width=1024)
+    assert residency == "swap" and "with 1024 text tokens" in why
+
+
 def test_where_nothing_fits_it_says_so():
     residency, why = choose_residency(*full_size("residency=auto"), 40 * GIB)
     assert residency == "swap" and why.startswith("neither fits")
