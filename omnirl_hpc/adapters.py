@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from omnirl_hpc.checkpoint_files import find_checkpoint, read_state, whole_steps, write_text
-from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,22 +35,22 @@ def step_or_best(text: str) -> int | str:
 
 
 def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = False) -> tuple[int, Path]:
-    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises CheckpointError where there is none."""
+    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises as that, and ConfigError for no EMA."""
     step, path = find_run_checkpoint(checkpoints, step)
     folder = path / ("ema" if ema else "adapter")
     if adapter_file(folder) is None:
-        raise CheckpointError(f"{path} has no EMA adapter: the run was made without actor.ema_decay")
+        raise ConfigError(f"{path} has no EMA adapter: the run was made without actor.ema_decay")
     return step, folder
 
 
 def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int, Path]:
     """The checkpoint of `step` ("best": the one kept as such), else the newest whole one: (step, folder).
 
-    Raises CheckpointError where there is none.
+    Raises ConfigError where the one asked for is not there, CheckpointError where there is none at all.
     """
     if step == "best":
         if not (checkpoints / "best").is_file():
-            raise CheckpointError(
+            raise ConfigError(
                 f"--step best: {checkpoints} has none: a run that sets evaluation.every (and not evaluation.keep_best=false) has one "
                 f"after its first evaluation; whole steps: {whole_steps(checkpoints)}"
             )

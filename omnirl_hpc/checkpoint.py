@@ -220,7 +220,7 @@ class Checkpointer:
     def find(self) -> Path | None:
         """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed over.
 
-        Ranks share the reading, and agree. Raises CheckpointError on every rank where the one asked for is not there or not whole.
+        Ranks share the reading, and agree. Raises ConfigError on every rank where the one asked for is not there or not whole.
         """
         steps = [steps_in(self._folder)]
         dist.broadcast_object_list(steps, src=0, group=self._agreement)

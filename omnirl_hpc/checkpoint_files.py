@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Sequence
 
-from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +74,13 @@ def find_checkpoint(
     """The checkpoint of `step`, else the newest whole one; None where there is none. Says which it passed over.
 
     steps: those to choose from, in ascending order (None: what is there). fault_of: why a checkpoint is not whole.
-    Raises CheckpointError where the one asked for (by `setting`) is not there or not whole.
+    Raises ConfigError where the one asked for (by `setting`) is not there or not whole.
     """
     steps = steps_in(folder) if steps is None else steps
     if step is not None:
         path = checkpoint_path(folder, step)
         if fault := fault_of(path):
-            raise CheckpointError(f"{setting}{step}: {path} {fault}; whole steps: {whole_steps(folder, steps, fault_of)}")
+            raise ConfigError(f"{setting}{step}: {path} {fault}; whole steps: {whole_steps(folder, steps, fault_of)}")
         return path
     for step in reversed(steps):
         path = checkpoint_path(folder, step)

@@ -16,7 +16,7 @@ from omnirl_hpc.adapters import (
     save_adapter,
     save_diffusers_adapter,
 )
-from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.errors import CheckpointError, ConfigError
 
 LORA = {"block.to_q.lora_A.weight": torch.randn(2, 3), "block.to_q.lora_B.weight": torch.randn(5, 2)}
 SETTINGS = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["to_q"], "lora_dropout": 0.0, "bias": "none"}
@@ -79,9 +79,9 @@ def test_the_adapter_of_a_run_is_that_of_the_newest_whole_checkpoint(tmp_path):
     (tmp_path / "step_000005.tmp").mkdir()  # being written
     assert find_run_adapter(tmp_path, None, ema=False) == (5, tmp_path / "step_000005/adapter")
     assert find_run_adapter(tmp_path, 2, ema=True) == (2, tmp_path / "step_000002/ema")
-    with pytest.raises(CheckpointError, match="step_000005 has no EMA adapter: the run was made without actor.ema_decay"):
+    with pytest.raises(ConfigError, match="step_000005 has no EMA adapter: the run was made without actor.ema_decay"):
         find_run_adapter(tmp_path, None, ema=True)
-    with pytest.raises(CheckpointError, match=r"--step 3: .*step_000003 does not exist; whole steps: \[2, 5\]"):
+    with pytest.raises(ConfigError, match=r"--step 3: .*step_000003 does not exist; whole steps: \[2, 5\]"):
         find_run_adapter(tmp_path, 3, ema=False)
     (tmp_path / "step_000005/manifest.json").write_text("torn")
     assert find_run_adapter(tmp_path, None, ema=False)[0] == 2

@@ -26,7 +26,7 @@ from omnirl_hpc.adapters import load_adapter
 from omnirl_hpc.checkpoint import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoint_files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.errors import CheckpointError, ConfigError
 from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import peft_config
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
@@ -169,11 +169,11 @@ def test_a_step_that_is_asked_for(saved):
     folder, _ = saved
     assert make(folder, resume_step=2).find() == folder / "step_000002"
     with pytest.raises(
-        CheckpointError, match=r"resume_step=7: .*step_000007 does not exist, says rank 0 on .*; whole steps: \[1, 2, 3\]"
+        ConfigError, match=r"resume_step=7: .*step_000007 does not exist, says rank 0 on .*; whole steps: \[1, 2, 3\]"
     ):
         make(folder, resume_step=7).find()
     truncate(folder / "step_000002" / "state.json")
-    with pytest.raises(CheckpointError, match=r"resume_step=2: .*bytes of state.json, says rank 0 on .*; whole steps: \[1, 3\]"):
+    with pytest.raises(ConfigError, match=r"resume_step=2: .*bytes of state.json, says rank 0 on .*; whole steps: \[1, 3\]"):
         make(folder, resume_step=2).find()
 
 

@@ -33,7 +33,9 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("source", type=Path, metavar="RUN", help="a run's folder, or an adapter's (then give recipe=… too)")
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder; what is there already is not made again")
     parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, such as evaluation.num_prompts=64")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as evaluation.num_prompts=64"
+    )
     options = parser.parse_intermixed_args(arguments)
     identity = find_identity()
     with rank_0_speaks_first(identity):

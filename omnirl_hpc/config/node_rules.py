@@ -52,6 +52,8 @@ def paths_exist(config: Config, world_size: int) -> None:
         (model / "model_index.json").is_file(),
         f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
     )
+    mixed = (Path(config.run_dir) / "model_index.json").exists()
+    require(not mixed, f"run_dir={config.run_dir} holds a model: a run needs a folder of its own")
     for key, value in files.items():
         require(value is None or Path(value).exists(), f"{key}={value} does not exist")
         require(value is None or Path(value).is_file(), f"{key}={value} is a folder, not a file")

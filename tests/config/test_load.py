@@ -49,7 +49,7 @@ def test_the_stored_configuration_is_the_whole_one():
 def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
     (tmp_path / "model_index.json").touch()
     loaded = load_config(
-        [f"recipe={recipe}", f"run_dir={tmp_path}", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"]
+        [f"recipe={recipe}", f"run_dir={tmp_path}/run", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"]
     )
     assert loaded.choices["recipe"] == recipe
     check(loaded.config, world_size=2)

@@ -242,7 +242,7 @@ def valid(tmp_path_factory):
     (folder / "transformer").mkdir()
     (folder / "transformer" / "config.json").write_text('{"num_attention_heads": 2}')
     (folder / "prompts.parquet").touch()
-    paths = [f"run_dir={folder}", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
+    paths = [f"run_dir={folder}/run", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
     return load_config(["recipe=flowgrpo_tiny", "actor.updates_per_step=1", *paths]).config
 
 
@@ -316,6 +316,11 @@ def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, a
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": alpha, "target_modules": ["to_q"]}))
     config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
     assert breaks(node_rules.init_adapter_fits, config, 1) != fits
+
+
+def test_a_run_in_the_folder_of_its_model_is_refused(valid):
+    with pytest.raises(ConfigError, match="run_dir=.* holds a model: a run needs a folder of its own"):
+        rules.check(changed(valid, {"run_dir": valid.model.path}), 1)
 
 
 def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
