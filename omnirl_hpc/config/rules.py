@@ -188,16 +188,6 @@ def updates_divide_the_step(config: Config, world_size: int) -> None:
     )
 
 
-def rollout_batches_are_filled(config: Config, world_size: int) -> None:
-    replicas = make_layout(config, rank=0, world_size=world_size).num_replicas
-    samples, size = config.data.prompts_per_step // replicas * config.data.samples_per_prompt, config.rollout.micro_batch_size
-    require(
-        size <= samples,
-        f"rollout.micro_batch_size={size} is more than the {samples} samples that a replica generates in a step, and batches are "
-        f"always filled up: set it to {samples} or less",
-    )
-
-
 def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
     rollout = config.rollout
     size = rollout.tensor_parallel_size * rollout.ulysses_degree * rollout.cfg_parallel_size
@@ -356,7 +346,6 @@ RULES = (
     window_fits_schedule,
     layout_is_possible,
     updates_divide_the_step,
-    rollout_batches_are_filled,
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
@@ -375,7 +364,6 @@ TRAINING_RULES = (
     algorithm_is_known,
     layout_is_possible,
     updates_divide_the_step,
-    rollout_batches_are_filled,
     init_adapter_fits,
     step_to_resume_is_there,
     trackers_are_installed,

@@ -104,13 +104,6 @@ BREAKS = [
         4,
         ["rollout.tensor_parallel_size", "rollout.ulysses_degree", "rollout.cfg_parallel_size"],
     ),
-    (
-        "rollout_batches_are_filled",
-        {"rollout.micro_batch_size": 33},
-        1,
-        ["rollout.micro_batch_size=33", "the 32 samples", "32 or less"],
-    ),
-    ("rollout_batches_are_filled", {"rollout.micro_batch_size": 17}, 2, ["rollout.micro_batch_size=17", "16 or less"]),
     ("updates_divide_the_step", {"actor.updates_per_step": 3}, 1, ["actor.updates_per_step", "data.prompts_per_step"]),
     ("updates_divide_the_step", {"actor.updates_per_step": 4}, 2, ["actor.updates_per_step", "2 prompts of a replica"]),
     (
