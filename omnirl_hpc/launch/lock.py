@@ -94,4 +94,12 @@ def _is_dead_here(holder: Mapping[str, Any]) -> bool:
         return True
     except PermissionError:
         return False
-    return False
+    return _is_zombie(holder["pid"])
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended, and only its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:  # gone meanwhile, or hidden: then it is another user's, and alive as far as one can know
+        return False

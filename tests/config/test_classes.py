@@ -99,7 +99,10 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
     """Families have no settings of their own, and are looked at by the rules."""
     assert find_class("model", "family:Whole").lora_targets
     for path, message in (
-        ("family:Half", "Half does not define count_text_tokens, decode, empty_transformer, encode_prompt, load_pipeline, load_transformer, "),
+        (
+            "family:Half",
+            "Half does not define count_text_tokens, decode, empty_transformer, encode_prompt, load_pipeline, load_transformer, ",
+        ),
         ("family:Half", "Half does not define .*, max_text_tokens, "),
         ("family:Nothing", "Nothing does not define lora_targets$"),
     ):

@@ -83,8 +83,10 @@ def test_a_holder_on_another_machine_is_believed_until_its_heartbeat_is_old(tmp_
 
 def test_a_holder_on_this_machine_that_is_dead_does_not_count(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
     hold(tmp_path, "job a", socket.gethostname(), ended.pid)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # its parent has not asked how it ended
+    RunLock(tmp_path, "job b").check()
+    ended.wait()
     RunLock(tmp_path, "job b").check()
     hold(tmp_path, "job a", socket.gethostname(), os.getppid())  # this one lives
     with pytest.raises(ConfigError, match="in use by job a"):

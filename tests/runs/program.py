@@ -69,11 +69,16 @@ class Job:
         wait_until(file.exists, f"the job to make {file}", self._output.read_text, over=lambda: self.process.poll() is not None)
 
     def kill_everything(self) -> None:
-        """kill -9 of the launcher, the ranks and their reward workers."""
-        for pid in family(self.process.pid):
+        """kill -9 of the launcher, the ranks and their reward workers; returns when they have ended, which a busy disk delays."""
+        killed = family(self.process.pid)
+        for pid in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        deadline = time.monotonic() + DEADLINE
+        while any(Path(f"/proc/{pid}/exe").exists() for pid in killed):  # what has ended has none
+            assert time.monotonic() < deadline, f"of {killed} some survive kill -9"
+            time.sleep(0.05)
 
 
 def run_command(
