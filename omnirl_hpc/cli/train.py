@@ -50,9 +50,9 @@ def run(overrides: Sequence[str]) -> None:
     identity = find_identity()
     with rank_0_speaks_first(identity):
         loaded = load_config(overrides)
-        check(loaded.config, identity.world_size)
         if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
             loaded.config.checkpoint.resume_step = None  # meant for the job's first start; a requeued job goes on where it was
+        check(loaded.config, identity.world_size)
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
         run_directory = RunDirectory(loaded.config.run_dir)

@@ -199,6 +199,14 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     assert "holds a run with other settings" in said(train())
 
 
+def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):
+    """Its checkpoint may be gone since. What is found instead is the next fault, of the folder."""
+    (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
+    assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
+    assert "holds a run with other settings" in said(train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1"))
+
+
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
     pq.write_table(pa.table({"caption": ["a"]}), tmp_path / "captions.parquet")
     assert "no column 'prompt'" in said(train(f"data.prompts={tmp_path / 'captions.parquet'}"))
