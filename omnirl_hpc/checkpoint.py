@@ -71,7 +71,10 @@ class CheckpointContent:
 
 
 class Checkpointer:
-    """Writes and finds the checkpoints of one run. All public methods are collective."""
+    """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
+
+    No other job may write to the folder (RunLock): what a killed save left there is cleared away at once.
+    """
 
     def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
         self._folder = folder
@@ -85,6 +88,7 @@ class Checkpointer:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[Manifest]] | None = None
         self._best: int | None = None
+        self._everywhere(self._tidy, "clear away what an earlier job left")
 
     # ---------------------------------------------------------------- writing
 
@@ -182,6 +186,18 @@ class Checkpointer:
         new.rename(path)
         shutil.rmtree(old, ignore_errors=True)
 
+    def _tidy(self) -> None:
+        """Clear away what a save left that failed or was killed; what `_replace` had moved out of the way comes back. Rank 0 only."""
+        if self._rank:
+            return
+        for old in self._folder.glob("step_*.old"):
+            if old.with_suffix("").exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(old.with_suffix(""))
+        for partial in self._folder.glob("step_*.tmp"):
+            shutil.rmtree(partial, ignore_errors=True)
+
     def _point(self, name: str, step: int) -> None:
         write_text(self._folder / f"{name}.tmp", self._path(step).name)
         (self._folder / f"{name}.tmp").rename(self._folder / name)
@@ -195,9 +211,7 @@ class Checkpointer:
             error = f"rank {self._rank}: {self._cause(failure)}"
         outcomes = gather((result, error), self._agreement)
         if failed := [error for _, error in outcomes if error]:
-            if self._rank == 0:
-                for leftover in self._folder.glob("step_*.tmp"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+            self._tidy()
             raise CheckpointError(f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched")
         return [result for result, _ in outcomes]
 

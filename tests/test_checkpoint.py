@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,6 +157,32 @@ def test_a_save_that_was_killed_leaves_nothing_that_is_found(saved):
     assert checkpointer.find() == folder / "step_000003"
     checkpointer.save(content(4))  # writes over the leavings
     assert find_fault(folder / "step_000004") is None and not list(folder.glob("*.tmp"))
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found(saved):
+    """A kill between the two renames: both are whole, neither has its name."""
+    folder, _ = saved
+    (folder / "step_000003").rename(folder / "step_000003.old")
+    (folder / "step_000003.tmp").mkdir()
+    (folder / "step_000002.old").mkdir()  # killed after both renames, before the removal
+    assert make(folder).find() == folder / "step_000003"
+    assert find_fault(folder / "step_000002") is None
+    assert not [*folder.glob("*.old"), *folder.glob("*.tmp")]  # of a large model they would fill the disk
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(saved, monkeypatch):
+    folder, checkpointer = saved
+    rename = Path.rename
+
+    def refuse(path, target):
+        if path.suffix == ".tmp" and Path(target) == folder / "step_000003":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match="could not complete checkpoint 3 .* earlier checkpoints are untouched"):
+        checkpointer.save(content(3))
+    assert find_fault(folder / "step_000003") is None
 
 
 def test_none_whole_is_none(saved):
