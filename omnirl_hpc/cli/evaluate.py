@@ -121,24 +121,11 @@ def as_rank_0_found(step: int, adapters: dict[str, Path]) -> tuple[int, dict[str
     return found[0], found[1]
 
 
-def load_everywhere(adapters: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """The adapters by name. Raises CheckpointError on every rank where one cannot load them. Collective."""
-    from omnirl_hpc.launch.agreement import first_error
-
-    loras, error = {}, None
-    try:
-        loras = {policy: load_adapter(folder) for policy, folder in adapters.items()}
-    except CheckpointError as failure:
-        error = str(failure)
-    if error := first_error(error):
-        raise CheckpointError(error)
-    return loras
-
-
 def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any) -> None:
     import torch
 
-    from omnirl_hpc.evaluation.evaluator import Evaluator, without_effect
+    from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
+    from omnirl_hpc.launch.agreement import together
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.rollout import make_engine
@@ -147,9 +134,9 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
 
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
-    loras = {
-        policy: {name: tensor.to(dtype) for name, tensor in lora.items()} for policy, lora in load_everywhere(adapters).items()
-    }
+    loras = together(
+        lambda: {policy: on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()}, CheckpointError
+    )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family.count_text_tokens)
     rewards = RewardMix(config.reward)

@@ -13,7 +13,7 @@ from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.determinism import enable_strict
-from omnirl_hpc.errors import OmniRLError
+from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock, job_name
 from omnirl_hpc.launch.runtime import prepare_process
@@ -97,6 +97,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if config.determinism == "strict":
         enable_strict()
     prepare_process(config.threads_per_rank)
+    from omnirl_hpc.launch.agreement import together
     from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.trackers import Trackers
@@ -122,7 +123,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             choices["residency"] += f" (auto: {why})" if why else ""
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
-        trackers = stack.enter_context(Trackers(config, run_directory, identity.rank))
+        with rank_0_speaks_first(identity):
+            trackers = together(lambda: stack.enter_context(Trackers(config, run_directory, identity.rank)), ConfigError)
         trainer = None
         try:
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)

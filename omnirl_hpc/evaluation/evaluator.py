@@ -19,7 +19,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import first_error
+from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
@@ -155,15 +155,13 @@ class Evaluator:
 
     def _write(self, action: Callable[[], None], here: bool = True) -> None:
         """Do `action` on the ranks where it is `here`. Where it fails on one, all raise OutputError. Collective."""
-        error = None
-        try:
+
+        def write() -> None:
             with writing(self._folder):
                 if here:
                     action()
-        except OutputError as failure:
-            error = f"rank {self._layout.rank}: {failure}"
-        if error := first_error(error):
-            raise OutputError(error)
+
+        together(write, OutputError)
 
     def _save_images(self, folder: Path, batch: Trajectories) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
+from omnirl_hpc.errors import OmniRLError
 
-def first_error(error: str | None, group: dist.ProcessGroup | None = None) -> str | None:
-    """The error of the lowest rank that has one, on every rank; None where nobody has. Collective."""
-    return next((error for error in gather(error, group) if error), None)
+Result = TypeVar("Result")
+
+
+def together(action: Callable[[], Result], kind: type[OmniRLError]) -> Result:
+    """What `action` returns on this rank. Where it raises `kind` on one, all raise that, naming the lowest such rank. Collective."""
+    result = error = None
+    try:
+        result = action()
+    except kind as failure:
+        error = f"rank {dist.get_rank()}: {failure}"
+    if failed := [error for error in gather(error) if error]:
+        raise kind(failed[0])
+    return result
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
