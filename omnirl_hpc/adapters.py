@@ -35,7 +35,10 @@ def step_or_best(text: str) -> int | str:
 
 
 def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = False) -> tuple[int, Path]:
-    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises as that, and ConfigError for no EMA."""
+    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises as that does.
+
+    Raises ConfigError where the EMA adapter is asked for, and the run has none.
+    """
     step, path = find_run_checkpoint(checkpoints, step)
     folder = path / ("ema" if ema else "adapter")
     if adapter_file(folder) is None:

@@ -178,7 +178,7 @@ class Checkpointer:
             shutil.rmtree(self._path(old), ignore_errors=True)
 
     def _replace(self, path: Path, new: Path) -> None:
-        """What is replaced is of a run that went another way, or not evaluated yet. It goes only when the new one is in its place."""
+        """What is replaced is of a run that went another way, or not evaluated yet; it goes when the new one is in its place."""
         old = path.with_suffix(".old")
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():
@@ -187,7 +187,7 @@ class Checkpointer:
         shutil.rmtree(old, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Clear away what a save left that failed or was killed; what `_replace` had moved out of the way comes back. Rank 0 only."""
+        """Clear away what a save left that failed or was killed; what `_replace` moved out of the way comes back. By rank 0."""
         if self._rank:
             return
         for old in self._folder.glob("step_*.old"):
@@ -242,7 +242,7 @@ class Checkpointer:
         return find_checkpoint(self._folder, asked, "checkpoint.resume_step=", steps=steps[0], fault_of=self._find_fault)
 
     def _find_fault(self, path: Path) -> str | None:
-        """Why a checkpoint is not whole, and who says so. Each file is read by one rank, the one that wrote it if they are as many."""
+        """Why a checkpoint is not whole, and who says so. Each file is read by one rank, its writer where ranks are as many."""
         ranks = dist.get_world_size()
         fault = find_fault(path, mine=lambda file: writer(file) % ranks == self._rank)
         faults = gather(fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}", self._agreement)

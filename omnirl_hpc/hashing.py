@@ -28,7 +28,7 @@ def tensor_checksum(tensor: Tensor) -> int:
 
 
 def state_checksum(state: Mapping[str, Tensor]) -> str:
-    """A checksum of a state dict: names and tensors, whatever their order. The tensors are on one device, which is waited for once."""
+    """A checksum of a state dict: names and tensors, whatever their order. All are on one device, which is waited for once."""
     weights = {n: _weights(n, device) for n, device in {(t.numel(), t.device) for t in state.values()}}
     sums = [_weighted_sum(tensor, weights[tensor.numel()]) for tensor in state.values()]
     totals = torch.stack(sums).tolist() if sums else []

@@ -102,8 +102,9 @@ class Trainer:
         """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
         first = self.state.restore()
         if first and self.layout.rank == 0:
-            complete = "; the run is complete, and a greater steps=N takes it further" if first == self.config.steps else ""
-            print(f"going on from step {first} of {self.config.steps}{complete}", flush=True)
+            complete = first == self.config.steps and self.state.unevaluated is None
+            further = "; the run is complete, and a greater steps=N takes it further" if complete else ""
+            print(f"going on from step {first} of {self.config.steps}{further}", flush=True)
         self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
         if self.device.type == "cuda":
             self.fit_micro_batch(first)

@@ -48,8 +48,8 @@ def find_class(group: str, name: str) -> type:
     """The class behind a name in a group of settings: a short name of ours, or module:Class.
 
     Modules are found where Python finds them, and in the working directory. Raises ConfigError where the class is not there, does
-    not derive from the group's base class or leaves some of its methods or attributes out. Our own classes are imported only here, because most
-    of them need torch.
+    not derive from the group's base class or leaves some of its methods or attributes out. Our own classes are imported only
+    here, because most of them need torch.
     """
     path = name if is_import_path(name) else BUILT_IN[group].get(name)
     if path is None:

@@ -75,20 +75,21 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
         parts = saved["reward"]["parts"]
-        settings = [("algorithm", "saved", "", saved["algorithm"])]
-        settings += [("reward", f"saved_{part}", part, values) for part, values in parts.items()]
-        names = [values["name"] for *_, values in settings]
+        chosen = [("algorithm", "saved", "", saved["algorithm"], saved["algorithm"]["name"])]
+        chosen += [("reward", f"saved_{part}", part, values, values["name"]) for part, values in parts.items()]
     except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
-    for (group, choice, part, values), name in zip(settings, names):
-        left_out = group in unused and is_import_path(name)
-        kind = BASE_SETTINGS[group] if left_out else settings_class(group, name)
-        for key in values.keys() - {field.name for field in fields(kind)} if left_out else ():
-            del values[key]
+    for group, choice, part, values, name in chosen:
+        if group in unused and is_import_path(name):
+            kind = BASE_SETTINGS[group]
+            for key in values.keys() - {field.name for field in fields(kind)}:
+                del values[key]
+        else:
+            kind = settings_class(group, name)
         _store(group, name, choice, part, kind)
     typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
     ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))

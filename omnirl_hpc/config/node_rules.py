@@ -37,16 +37,11 @@ def reward_packages_are_installed(config: Config, world_size: int) -> None:
 
 
 def paths_exist(config: Config, world_size: int) -> None:
-    for key, value in {"run_dir": config.run_dir, "model.path": config.model.path, "data.prompts": config.data.prompts}.items():
-        require(bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
     files = {"evaluation.prompts": config.evaluation.prompts, "data.prompts": config.data.prompts}
-    for key, value in {
-        **files,
-        "run_dir": config.run_dir,
-        "model.path": config.model.path,
-        "init_adapter": config.init_adapter,
-    }.items():
-        require(not (value or "").startswith("~"), f"{key}={value}: ~ is not read as your home here; write $HOME")
+    folders = {"run_dir": config.run_dir, "model.path": config.model.path, "init_adapter": config.init_adapter}
+    for key, value in (files | folders).items():
+        require(value is None or bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
+        require(value is None or not value.startswith("~"), f"{key}={value}: ~ is not read as your home here; write $HOME")
     model = Path(config.model.path)
     require(
         (model / "model_index.json").is_file(),
