@@ -1,10 +1,13 @@
-"""The actor by itself: milliseconds and GPU memory of a forward pass and of forward + backward, for several settings.
+"""The actor by itself: milliseconds and GPU memory of a forward pass and of forward + backward, for several
+settings.
 
-    python benchmarks/actor_update.py [--layers 8] [--text-tokens 128] [--profile] "" "actor.compile=true actor.attention=cudnn" …
+    python benchmarks/actor_update.py [--layers 8] [--text-tokens 128] [--profile] "" "actor.compile=true
+    actor.attention=cudnn" …
 
-Each argument is one variant: overrides of recipe=flowgrpo_qwen_image ("" is the recipe itself). The transformer is Qwen-Image's with
-fewer layers and random weights, so that a variant takes seconds; times are given for one guidance branch of one image and scaled to
-60 layers, memory is extrapolated from two depths. Runs on one GPU.
+Each argument is one variant: overrides of recipe=flowgrpo_qwen_image ("" is the recipe itself). The
+transformer is Qwen-Image's with fewer layers and random weights, so that a variant takes seconds; times are
+given for one guidance branch of one image and scaled to 60 layers, memory is extrapolated from two depths.
+Runs on one GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ def main() -> None:
     shallow, deep = options.layers // 2, options.layers
     for layers in (shallow, deep):
         write_model(work / f"{layers}", layers)
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers")
+    print(
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers"
+    )
     print("| overrides | forward ms | forward + backward ms | peak GiB at 60 layers |\n|---|---|---|---|")
     device = torch.device("cuda", 0)
     with process_group(Rendezvous(find_identity(), timeout_seconds=600), device):
@@ -49,17 +54,23 @@ def main() -> None:
                 low = measure(work, shallow, options, variant.split(), device)[2]
                 forward, both, high = measure(work, deep, options, variant.split(), device)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                print(f"| {variant or 'the recipe'} | {type(error).__name__}: {str(error)[:200]} | | |", flush=True)
+                print(
+                    f"| {variant or 'the recipe'} | {type(error).__name__}: {str(error)[:200]} | | |",
+                    flush=True,
+                )
                 continue
             scale = FULL_DEPTH / deep
             peak = low + (high - low) / (deep - shallow) * (FULL_DEPTH - shallow)
-            print(f"| {variant or 'the recipe'} | {forward * scale:.1f} | {both * scale:.1f} | {peak:.1f} |", flush=True)
+            print(
+                f"| {variant or 'the recipe'} | {forward * scale:.1f} | {both * scale:.1f} | {peak:.1f} |",
+                flush=True,
+            )
 
 
 def write_model(folder: Path, layers: int) -> None:
     from diffusers import QwenImageTransformer2DModel
 
-    from omnirl_hpc.models.tiny_qwen_image import SCHEDULER
+    from omnirl_hpc.models.qwen_image.tiny import SCHEDULER
 
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
@@ -72,14 +83,20 @@ def write_model(folder: Path, layers: int) -> None:
 
 
 def measure(work: Path, layers: int, options: argparse.Namespace, overrides: list[str], device: torch.device):
-    """Milliseconds of forward, and of forward + backward, for each image and guidance branch; peak GiB of the latter."""
+    """Milliseconds of forward, and of forward + backward, for each image and guidance branch; peak GiB of the
+    latter.
+    """
     from omnirl_hpc.actor.fsdp import FSDPActor
     from omnirl_hpc.algorithms.algorithm import CURRENT
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
 
-    paths = [f"model.path={work}/{layers}", f"data.prompts={work}/{layers}/prompts.parquet", f"run_dir={work}/run"]
+    paths = [
+        f"model.path={work}/{layers}",
+        f"data.prompts={work}/{layers}/prompts.parquet",
+        f"run_dir={work}/run",
+    ]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
@@ -101,7 +118,10 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             both()
             torch.cuda.synchronize()
-        print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100), flush=True)
+        print(
+            profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100),
+            flush=True,
+        )
     return *times, peak
 
 
@@ -113,7 +133,9 @@ def make_point(family, config, tokens: int, device: torch.device):
 
     def text(valid: int) -> TextEmbeds:
         mask = (torch.arange(tokens, device=device) < valid).expand(size, tokens)
-        return TextEmbeds(torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16), mask, batch_size=[size])
+        return TextEmbeds(
+            torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16), mask, batch_size=[size]
+        )
 
     latents = torch.randn(size, *family.latent_shape(), device=device)
     ones = torch.ones(size, device=device)

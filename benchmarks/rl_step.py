@@ -3,9 +3,10 @@
     python benchmarks/rl_step.py MODEL [--keep-model] [--out FILE] [OVERRIDE …]
     torchrun --nproc-per-node 2 benchmarks/rl_step.py MODEL …
 
-MODEL is a checkpoint; `omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights, which change neither
-speed nor memory. Unless --keep-model is given, its weight files are deleted once both sides have read them, so that a folder in
-/dev/shm leaves room for the pinned copies. The recipe is flowgrpo_qwen_image with 64 images a step instead of 512.
+MODEL is a checkpoint; `omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights, which
+change neither speed nor memory. Unless --keep-model is given, its weight files are deleted once both sides
+have read them, so that a folder in /dev/shm leaves room for the pinned copies. The recipe is
+flowgrpo_qwen_image with 64 images a step instead of 512.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, help="append the table to this file")
     parser.add_argument("--keep-model", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of the third optimizer update by their time")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels of the third optimizer update by their time"
+    )
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.cli.train import run
@@ -54,8 +57,13 @@ def main() -> None:
     from omnirl_hpc.launch.identity import find_identity
 
     rank = find_identity().rank
-    work = Path(tempfile.gettempdir()) / f"omnirl_rl_step_{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
-    run_dir, prompts = work / "run", work / f"prompts_{rank}.parquet"  # the same table for each rank, so that none waits for it
+    work = (
+        Path(tempfile.gettempdir()) / f"omnirl_rl_step_{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
+    )
+    run_dir, prompts = (
+        work / "run",
+        work / f"prompts_{rank}.parquet",
+    )  # the same table for each rank, so that none waits for it
     work.mkdir(exist_ok=True)
     write_ocr_table(str(prompts), count=64, seed=0)
     if not options.keep_model:
@@ -68,7 +76,9 @@ def main() -> None:
 
 
 def delete_weights_when_read(model: Path) -> None:
-    """The actor is built before the engine: when the engine's worker is there, nobody reads the files any more."""
+    """The actor is built before the engine: when the engine's worker is there, nobody reads the files any
+    more.
+    """
     import torch.distributed as dist
 
     from omnirl_hpc.rollout.vllm_omni import loading
@@ -102,7 +112,10 @@ def profile_update(number: int) -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             accumulate(*arguments, **keywords)
             torch.cuda.synchronize()
-        print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=90), flush=True)
+        print(
+            profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=90),
+            flush=True,
+        )
 
     trainer.accumulate_gradients = accumulate_and_profile
 
@@ -115,7 +128,9 @@ def report(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     lines += ["| step | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
     for text in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(text)
-        lines.append(f"| {metrics['step']} | " + " | ".join(f"{metrics.get(name, 0):.4g}" for name in COLUMNS) + " |")
+        lines.append(
+            f"| {metrics['step']} | " + " | ".join(f"{metrics.get(name, 0):.4g}" for name in COLUMNS) + " |"
+        )
     table = "\n".join(lines) + "\n\n"
     print(table)
     if out is not None:

@@ -1,9 +1,12 @@
-"""The rollout engine by itself: seconds an image for several text widths, seconds of a LoRA update, of sleep and of wake.
+"""The rollout engine by itself: seconds an image for several text widths, seconds of a LoRA update, of sleep
+and of wake.
 
-    python benchmarks/rollout.py MODEL [--text-tokens 64 --text-tokens 256] [--out FILE] [--profile] [OVERRIDE …]
+    python benchmarks/rollout.py MODEL [--text-tokens 64 --text-tokens 256] [--out FILE] [--profile] [OVERRIDE
+    …]
 
-MODEL is a checkpoint (`omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights). The recipe is
-flowgrpo_qwen_image; each figure is the second of two runs, since the first one compiles. Runs on one GPU.
+MODEL is a checkpoint (`omnirl-hpc tiny-model /dev/shm/qwen --full-size` makes one with random weights). The
+recipe is flowgrpo_qwen_image; each figure is the second of two runs, since the first one compiles. Runs on
+one GPU.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -23,9 +26,13 @@ from omnirl_hpc.sampling.noise import standard_normal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--text-tokens", type=int, action="append", help="a padded width; may be given several times")
+    parser.add_argument(
+        "--text-tokens", type=int, action="append", help="a padded width; may be given several times"
+    )
     parser.add_argument("--out", type=Path, help="append the table to this file")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a micro-batch of the first width")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels of a micro-batch of the first width"
+    )
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.config.load import load_config
@@ -43,7 +50,10 @@ def main() -> None:
         for name, value in measure(config, options, device):
             print(f"{name}: {value:.3f}", flush=True)
             rows[name] = value
-    lines = [f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}", ""]
+    lines = [
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}",
+        "",
+    ]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]
     lines += ["| " + " | ".join(f"{value:.3f}" for value in rows.values()) + " |", "", ""]
     print(table := "\n".join(lines))
@@ -79,7 +89,12 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 generate()
                 torch.cuda.synchronize()
-            print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=100), flush=True)
+            print(
+                profile.key_averages().table(
+                    sort_by="cuda_time_total", row_limit=30, max_name_column_width=100
+                ),
+                flush=True,
+            )
     if config.residency == "swap":
         sleeps = [(seconds(engine.sleep), seconds(engine.wake)) for _ in range(2)]
         yield "sleep s", sleeps[1][0]
@@ -106,9 +121,12 @@ def make_requests(tokens: int, count: int) -> list:
     from omnirl_hpc.sampling.windows import Window
 
     text, negative = (
-        standard_normal((length, 3584), name).bfloat16() for name, length in (("text", tokens - 8), ("negative", 8))
+        standard_normal((length, 3584), name).bfloat16()
+        for name, length in (("text", tokens - 8), ("negative", 8))
     )
-    return [SampleRequest(0, 0, 0, "prompt", i, Window(i % 4, 2), text, negative, tokens) for i in range(count)]
+    return [
+        SampleRequest(0, 0, 0, "prompt", i, Window(i % 4, 2), text, negative, tokens) for i in range(count)
+    ]
 
 
 def second(function: Callable[[], object]) -> float:

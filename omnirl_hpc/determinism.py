@@ -19,6 +19,8 @@ def enable_strict() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # costs time, and nothing here reads such memory
+    )
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
@@ -10,13 +11,17 @@ EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothi
 
 
 class OmniRLError(Exception):
-    """The run cannot go on. The message is one sentence that names the cause and, where there is one, the cure."""
+    """The run cannot go on. The message is one sentence that names the cause and, where there is one, the
+    cure.
+    """
 
     exit_code = EXIT_FAILED
 
 
 class ConfigError(OmniRLError):
-    """A setting is wrong. Wherever it can be, found before torch is imported, weights are loaded or a process group is formed."""
+    """A setting is wrong. Wherever it can be, found before torch is imported, weights are loaded or a process
+    group is formed.
+    """
 
     exit_code = EXIT_USAGE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,18 +21,22 @@ def stable_hash(*identity: int | str) -> int:
 def tensor_checksum(tensor: Tensor) -> int:
     """A 64-bit checksum of shape, dtype and bits.
 
-    Computed where the tensor is, in exact integer arithmetic: its bits as integers, each times an odd number that depends on
-    its place, summed modulo 2^64. So CPU and GPU agree, and nothing is copied.
+    Computed where the tensor is, in exact integer arithmetic: its bits as integers, each times an odd number
+    that depends on its place, summed modulo 2^64. So CPU and GPU agree, and nothing is copied.
     """
     return (int(_weighted_sum(tensor, _weights(tensor.numel(), tensor.device))) + _header(tensor)) % 2**64
 
 
 def state_checksum(state: Mapping[str, Tensor]) -> str:
-    """A checksum of a state dict: names and tensors, whatever their order. All are on one device, which is waited for once."""
+    """A checksum of a state dict: names and tensors, whatever their order. All are on one device, which is
+    waited for once.
+    """
     weights = {n: _weights(n, device) for n, device in {(t.numel(), t.device) for t in state.values()}}
     sums = [_weighted_sum(tensor, weights[tensor.numel()]) for tensor in state.values()]
     totals = torch.stack(sums).tolist() if sums else []
-    return combined_checksum({name: (total + _header(state[name])) % 2**64 for name, total in zip(state, totals)})
+    return combined_checksum(
+        {name: (total + _header(state[name])) % 2**64 for name, total in zip(state, totals)}
+    )
 
 
 def stream_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:

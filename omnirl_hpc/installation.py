@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Mapping
 
 PACKAGES = (
     "torch",
@@ -48,7 +48,9 @@ def packages() -> dict[str, str | None]:
 
 
 def source_hash() -> str:
-    """Of this package's Python files as they lie here: a commit says nothing about a checkout with changes, or a wheel."""
+    """Of this package's Python files as they lie here: a commit says nothing about a checkout with changes,
+    or a wheel.
+    """
     root = Path(__file__).resolve().parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -57,7 +59,9 @@ def source_hash() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package is run from; None when it is installed from a wheel or git is missing."""
+    """The commit of the checkout this package is run from; None when it is installed from a wheel or git is
+    missing.
+    """
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
@@ -73,7 +77,9 @@ def commit() -> str | None:
 
 
 def container(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> str | None:
-    """The container this process runs in: the image where its runtime says it, else the runtime; None outside of one."""
+    """The container this process runs in: the image where its runtime says it, else the runtime; None outside
+    of one.
+    """
     environ = os.environ if environ is None else environ
     for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
         if environ.get(name):

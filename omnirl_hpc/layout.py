@@ -1,8 +1,8 @@
 """Ranks -> rollout replicas and actor mesh, both on the same GPUs.
 
-A replica is `replica_size` consecutive ranks that generate together. The actor mesh is (replicate x shard) over all ranks:
-`shard_size` consecutive ranks share one copy of the weights, and gradients are summed over all. Nothing here
-talks to another process.
+A replica is `replica_size` consecutive ranks that generate together. The actor mesh is (replicate x shard)
+over all ranks: `shard_size` consecutive ranks share one copy of the weights, and gradients are summed over
+all. Nothing here talks to another process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Layout:
     def groups(self, num_groups: int) -> range:
         """The groups of a step that this rank's replica generates.
 
-        Dealt round-robin, so that the k-th part of every replica's groups is together the k-th part of the step, however
-        many replicas there are: optimizer updates see the same samples on 1 rank and on 64.
+        Dealt round-robin, so that the k-th part of every replica's groups is together the k-th part of the
+        step, however many replicas there are: optimizer updates see the same samples on 1 rank and on 64.
         """
         return range(self.replica, num_groups, self.num_replicas)
 
@@ -74,5 +74,7 @@ def make_layout(config: Config, rank: int, world_size: int) -> Layout:
         )
     shard_size = config.actor.shard_size or world_size
     if shard_size < 1 or world_size % shard_size:
-        raise ConfigError(f"actor.shard_size={shard_size} does not divide the {world_size} rank(s) of this job")
+        raise ConfigError(
+            f"actor.shard_size={shard_size} does not divide the {world_size} rank(s) of this job"
+        )
     return Layout(rank, world_size, replica_size, shard_size)

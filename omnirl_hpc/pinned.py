@@ -1,14 +1,15 @@
 """A set of tensors that can leave the device and come back, bit for bit, without changing their identity.
 
-The tensors' storages are emptied and refilled in place, so that everything that refers to them (modules, FSDP, optimizer,
-views) stays valid. Host copies are allocated once and pinned on a GPU machine: 55 GB/s each way instead of a few.
+The tensors' storages are emptied and refilled in place, so that everything that refers to them (modules,
+FSDP, optimizer, views) stays valid. Host copies are allocated once and pinned on a GPU machine: 55 GB/s each
+way instead of a few.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ class PinnedTensors:
         self.offloaded = False
 
     def add(self, tensors: Iterable[Tensor], frozen: bool) -> None:
-        """Add tensors that are on the device; those added before are left out. Views and tied weights move once.
+        """Add tensors that are on the device; those added before are left out. Views and tied weights move
+        once.
 
         frozen: the values never change, so that they are copied to the host only once.
         """
@@ -52,18 +54,26 @@ class PinnedTensors:
             storage = tensor.untyped_storage()
             if not storage.resizable():  # a file mapped into memory, on a CPU
                 storage = self._own(tensor, storage)
-            if storage.nbytes():  # the storage object's address: data pointers change when storages are refilled
-                self._entries.setdefault(storage._cdata, _Entry(storage, tensor.device, frozen, storage.nbytes()))
+            if (
+                storage.nbytes()
+            ):  # the storage object's address: data pointers change when storages are refilled
+                self._entries.setdefault(
+                    storage._cdata, _Entry(storage, tensor.device, frozen, storage.nbytes())
+                )
 
     def save(self) -> None:
-        """Make the host copies now: page-locking tens of GiB takes a while, and the first `offload` is then as fast as others."""
+        """Make the host copies now: page-locking tens of GiB takes a while, and the first `offload` is then
+        as fast as others.
+        """
         _to_host([entry for entry in self._entries.values() if entry.host is None])
 
     def on_host(self, tensor: Tensor) -> Tensor:
         """The host copy of an added tensor, or of a view of one."""
         entry = self._entries[tensor.untyped_storage()._cdata]
         host = entry.host.view(tensor.dtype)
-        return host.as_strided(tensor.size(), tensor.stride(), host.storage_offset() + tensor.storage_offset())
+        return host.as_strided(
+            tensor.size(), tensor.stride(), host.storage_offset() + tensor.storage_offset()
+        )
 
     def offload(self) -> None:
         """Empty the storages. The tensors must not be used until `onload`."""
@@ -84,7 +94,8 @@ class PinnedTensors:
 
     @contextmanager
     def rewriting(self, parameters: Collection[Tensor]) -> Iterator[None]:
-        """Frozen parameters may be written in the `with` block, offloaded or not; those that were not added, too.
+        """Frozen parameters may be written in the `with` block, offloaded or not; those that were not added,
+        too.
 
         Offloaded ones are their host copies meanwhile, and `onload` brings what was written there.
         """
@@ -150,8 +161,8 @@ def _to_host(entries: list[_Entry]) -> None:
 def page_locked(nbytes: int, device: torch.device) -> Tensor:
     """Host memory [nbytes] uint8 for fast copies from and to `device`; page-locked where that is a GPU.
 
-    One region registered as it is: torch's own pinned allocator rounds every request up to a power of two, which for a
-    transformer's weights is half as much again. Raises OmniRLError where the system refuses.
+    One region registered as it is: torch's own pinned allocator rounds every request up to a power of two,
+    which for a transformer's weights is half as much again. Raises OmniRLError where the system refuses.
     """
     region = torch.empty(nbytes, dtype=torch.uint8)
     if device.type == "cuda" and nbytes:

@@ -15,7 +15,8 @@ from omnirl_hpc.rollout.engine import RolloutEngine
 
 
 def settle_residency(config: Config, layout: Layout, device: torch.device) -> str:
-    """Replace residency=auto in `config` by swap or resident, the same on every rank, and say why. Collective.
+    """Replace residency=auto in `config` by swap or resident, the same on every rank, and say why.
+    Collective.
 
     Raises ConfigError where the planner does not know the model.
     """
@@ -34,7 +35,9 @@ class Residency:
     In swap mode, construct with the actor offloaded: the engine is built on a device that it has to itself.
     """
 
-    def __init__(self, mode: str, engine: RolloutEngine, actor: Actor, timer: PhaseTimer, peaks: DevicePeaks) -> None:
+    def __init__(
+        self, mode: str, engine: RolloutEngine, actor: Actor, timer: PhaseTimer, peaks: DevicePeaks
+    ) -> None:
         self._swaps = mode == "swap"
         self._engine, self._actor, self._timer, self._peaks = engine, actor, timer, peaks
         self._engine_awake, self._actor_onloaded = True, not self._swaps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,8 +25,8 @@ def roll_out(
 ) -> Trajectories:
     """This rank's samples. Each micro-batch is submitted to `rewards` while the next one is generated.
 
-    The ranks of a replica generate the same samples together; of every k samples each takes one. `check_stop` is called after
-    each micro-batch; `num_steps` is the engine's.
+    The ranks of a replica generate the same samples together; of every k samples each takes one. `check_stop`
+    is called after each micro-batch; `num_steps` is the engine's.
     """
     own, made, k = [], 0, layout.replica_size
     for batch in engine.generate(requests, num_steps):

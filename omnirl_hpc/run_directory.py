@@ -9,10 +9,11 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.resume import check_same_run
@@ -36,12 +37,16 @@ class RunDirectory:
     def require_run(self) -> None:
         """Raise ConfigError where the folder holds no run."""
         if not self.path.is_dir():
-            raise ConfigError(f"{self.path} does not exist" if not self.path.exists() else f"{self.path} is not a folder")
+            raise ConfigError(
+                f"{self.path} does not exist" if not self.path.exists() else f"{self.path} is not a folder"
+            )
         if not self.config.is_file():
             raise ConfigError(f"{self.path} is not the folder of a run: it has no config.yaml")
 
     def check_same_run(self, config_yaml: str) -> None:
-        """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it is."""
+        """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
+        is.
+        """
         if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
             check_same_run(self.config.read_text(), config_yaml, str(self.path))
 
@@ -56,10 +61,13 @@ class RunDirectory:
     def write_start(self, config_yaml: str, choices: dict[str, str]) -> None:
         """Record what is about to run. Rank 0 only."""
         _replace(self.config, config_yaml)
-        _replace(self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n")
+        _replace(
+            self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n"
+        )
 
     def cut(self, step: int, metrics: int) -> None:
-        """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half lines. Rank 0 only.
+        """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
+        lines. Rank 0 only.
 
         It will be written again.
         """
@@ -70,7 +78,9 @@ class RunDirectory:
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
-        values = {name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()}
+        values = {
+            name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()
+        }
         with writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(values, allow_nan=False) + "\n")
 
@@ -128,9 +138,11 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": installation.packages(),
         "host": socket.gethostname(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "slurm": {
-            name: os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT") if name in os.environ
+            name: os.environ[name]
+            for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT")
+            if name in os.environ
         },
     }

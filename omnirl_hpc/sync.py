@@ -1,12 +1,14 @@
-"""What is trained, from the actor to the engine, with proof that it arrived: an adapter at once, all weights one at a time.
+"""What is trained, from the actor to the engine, with proof that it arrived: an adapter at once, all weights
+one at a time.
 
-The proof is made from what the engine reads back out of the places it computes with: the same modules (or weights) as the
-actor trains, and the same checksum, both in the engine's dtype. Anything else stops the run.
+The proof is made from what the engine reads back out of the places it computes with: the same modules (or
+weights) as the actor trains, and the same checksum, both in the engine's dtype. Anything else stops the run.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Iterator, Protocol
+from collections.abc import Iterator
+from typing import AbstractSet, Protocol
 
 import torch
 from torch import Tensor
@@ -28,9 +30,11 @@ class WeightSource(Protocol):
 
 
 def collect_lora(actor: LoraSource, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A copy of the actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors on every rank.
+    """A copy of the actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors
+    on every rank.
 
-    A copy, since on one rank a full tensor is the shard itself, which leaves the device before it is delivered.
+    A copy, since on one rank a full tensor is the shard itself, which leaves the device before it is
+    delivered.
     """
     return {name: tensor.to(dtype, copy=True) for name, tensor in actor.lora_state().items()}
 
@@ -50,7 +54,9 @@ def deliver_lora(engine: RolloutEngine, state: dict[str, Tensor], version: int) 
     return receipt
 
 
-def send_weights(actor: WeightSource, engine: RolloutEngine, dtype: torch.dtype, version: int) -> dict[str, int]:
+def send_weights(
+    actor: WeightSource, engine: RolloutEngine, dtype: torch.dtype, version: int
+) -> dict[str, int]:
     """Stream all weights into the engine, which may be asleep. Returns the checksum of each as it was sent.
 
     No more than one full tensor exists at a time. Collective.

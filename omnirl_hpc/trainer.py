@@ -1,4 +1,6 @@
-"""The training loop. `Trainer.train_step` is the algorithm, top to bottom; every line is a call into one room."""
+"""The training loop. `Trainer.train_step` is the algorithm, top to bottom; every line is a call into one
+room.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
-from omnirl_hpc.checkpoint import Checkpointer
+from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+from omnirl_hpc.checkpoints.run_state import RunState
+from omnirl_hpc.checks.data import check_prompt_lengths
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.data.checks import check_prompt_lengths
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
@@ -37,7 +40,6 @@ from omnirl_hpc.rollout.engine import Receipt
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
-from omnirl_hpc.run_state import RunState
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sync import collect_lora, confirm_weights, deliver_lora, send_weights
 
@@ -78,7 +80,10 @@ class Trainer:
         self.family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, self.family.count_text_tokens)
         self.sampler = GroupSampler(
-            PromptTable(config.data.prompts), config.data.prompts_per_step, config.data.samples_per_prompt, config.seed
+            PromptTable(config.data.prompts),
+            config.data.prompts_per_step,
+            config.data.samples_per_prompt,
+            config.seed,
         )
         self.algorithm = find_class("algorithm", config.algorithm.name)(config)
         self.rewards = RewardMix(config.reward)
@@ -92,10 +97,20 @@ class Trainer:
         self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
-            self.evaluator = Evaluator(config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation)
+            self.evaluator = Evaluator(
+                config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation
+            )
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
-            loaded, run, checkpointer, self.actor, self.engine, self.algorithm, self.sampler, self.residency, timer
+            loaded,
+            run,
+            checkpointer,
+            self.actor,
+            self.engine,
+            self.algorithm,
+            self.sampler,
+            self.residency,
+            timer,
         )
 
     def train(self) -> StopReason:
@@ -105,7 +120,9 @@ class Trainer:
             complete = first == self.config.steps and self.state.unevaluated is None
             further = "; the run is complete, and a greater steps=N takes it further" if complete else ""
             print(f"going on from step {first} of {self.config.steps}{further}", flush=True)
-        self.sync(first)  # the engine starts with the actor's adapter, and the path is proven before the first step
+        self.sync(
+            first
+        )  # the engine starts with the actor's adapter, and the path is proven before the first step
         if self.device.type == "cuda":
             self.fit_micro_batch(first)
         with self.timer.phase("other"), self.progress:
@@ -144,7 +161,9 @@ class Trainer:
                     recompute_old_log_probs(self.actor, self.algorithm, points, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, points in enumerate(updates):
-                accumulate_gradients(self.actor, self.algorithm, points, metrics, self.check_stop, first=i == 0)
+                accumulate_gradients(
+                    self.actor, self.algorithm, points, metrics, self.check_stop, first=i == 0
+                )
                 if i == 0:
                     check_gap(self.algorithm, metrics, self.config.rollout.max_log_prob_gap)
                 self.hashes.gradients(step, i, self.actor.gradients)
@@ -156,7 +175,9 @@ class Trainer:
         return self.report(step, metrics, scored)
 
     def finish_step(self, metrics: dict[str, float]) -> None:
-        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation costs the evaluation alone."""
+        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation costs the
+        evaluation alone.
+        """
         done = int(metrics["step"]) + 1
         if self.evaluation_is_due(done):
             self.state.trained(done, metrics)
@@ -170,9 +191,13 @@ class Trainer:
         self.state.save_if_due(done)
 
     def fit_micro_batch(self, step: int) -> None:
-        """Find out before the first step whether the engine's micro-batch fits into memory; it also warms kernels up."""
+        """Find out before the first step whether the engine's micro-batch fits into memory; it also warms
+        kernels up.
+        """
         cursor = self.sampler.cursor
-        requests = make_requests(self.config, self.family, self.embed, self.layout, step, self.sampler.next_groups())
+        requests = make_requests(
+            self.config, self.family, self.embed, self.layout, step, self.sampler.next_groups()
+        )
         self.sampler.cursor = cursor
         longest, strict = self.config.data.text_lengths[-1], self.config.determinism == "strict"
         fit_micro_batch_size(self.engine, requests, longest, self.device, may_shrink=not strict)
@@ -181,10 +206,13 @@ class Trainer:
         """Collective, at every micro-batch. Raises StopRequested on every rank where any has a reason."""
         self.stop.check(self.layout.rank, self.device)
 
-    def training_points(self, batch: Trajectories, scored: ScoredStep, advantages: Tensor) -> list[list[TrainingPoint]]:
+    def training_points(
+        self, batch: Trajectories, scored: ScoredStep, advantages: Tensor
+    ) -> list[list[TrainingPoint]]:
         """The training points of each optimizer update, cut into actor micro-batches.
 
-        The k-th part of every rank's samples makes the k-th update; a sample's weight is 1 / (valid samples of its update).
+        The k-th part of every rank's samples makes the k-th update; a sample's weight is 1 / (valid samples
+        of its update).
         """
         updates = self.config.actor.updates_per_step
         own_advantages, own_weights = advantages[scored.own], scored.weights(updates)[scored.own]
@@ -203,16 +231,27 @@ class Trainer:
     def sync(self, version: int) -> None:
         """What is trained to the engine, which takes the device. The version is the number of finished steps.
 
-        All weights go while the engine still sleeps, into its copies in host memory: the device need not hold both.
+        All weights go while the engine still sleeps, into its copies in host memory: the device need not hold
+        both.
         """
         full, dtype = self.config.actor.train == "full", getattr(torch, self.config.rollout.dtype)
         with self.timer.phase("sync"):
-            sent = send_weights(self.actor, self.engine, dtype, version) if full else collect_lora(self.actor, dtype)
+            sent = (
+                send_weights(self.actor, self.engine, dtype, version)
+                if full
+                else collect_lora(self.actor, dtype)
+            )
         self.residency.to_engine()
         with self.timer.phase("sync"):
             self.receipt = (confirm_weights if full else deliver_lora)(self.engine, sent, version)
         what = "weights" if full else "LoRA modules"
-        log.info("version %d: %d %s bound, checksum %s", version, len(self.receipt.bound), what, self.receipt.checksum)
+        log.info(
+            "version %d: %d %s bound, checksum %s",
+            version,
+            len(self.receipt.bound),
+            what,
+            self.receipt.checksum,
+        )
 
     def evaluation_is_due(self, step: int) -> bool:
         """After `step` steps."""
@@ -220,7 +259,9 @@ class Trainer:
         return bool(every) and (step % every == 0 or step == self.config.steps)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The base model, the running mean of the adapter and the adapter, side by side; the engine ends with the adapter."""
+        """The base model, the running mean of the adapter and the adapter, side by side; the engine ends with
+        the adapter.
+        """
         self.residency.to_actor()
         policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
         self.residency.to_engine()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of `omnirl-hpc tiny-model`."""
-    from omnirl_hpc.models.tiny_qwen_image import write_tiny_qwen_image
+    from omnirl_hpc.models.qwen_image.tiny import write_tiny_qwen_image
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
     write_tiny_qwen_image(folder, seed=0)
@@ -66,13 +66,30 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture(scope="session")
 def finished_run(tiny_model, tiny_prompts, tmp_path_factory) -> Path:
-    """The folder of a run of three steps on one rank, with two evaluations and a running mean. Tests look, or copy it."""
+    """The folder of a run of three steps on one rank, with two evaluations and a running mean. Tests look, or
+    copy it.
+    """
     from tests.helpers import SMALL
 
     folder = tmp_path_factory.mktemp("finished") / "run"
     paths = (f"run_dir={folder}", f"model.path={tiny_model}", f"data.prompts={tiny_prompts}")
-    evaluation = ("evaluation.every=2", "evaluation.num_prompts=2", "evaluation.num_inference_steps=5", "actor.ema_decay=0.9")
-    program = [sys.executable, "-m", "omnirl_hpc", "train", *SMALL, *paths, *evaluation, "steps=3", "logging.samples_every=1"]
+    evaluation = (
+        "evaluation.every=2",
+        "evaluation.num_prompts=2",
+        "evaluation.num_inference_steps=5",
+        "actor.ema_decay=0.9",
+    )
+    program = [
+        sys.executable,
+        "-m",
+        "omnirl_hpc",
+        "train",
+        *SMALL,
+        *paths,
+        *evaluation,
+        "steps=3",
+        "logging.samples_every=1",
+    ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     root = Path(__file__).parent.parent
     environ = kept | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}

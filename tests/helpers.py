@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,8 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import LoadedConfig, load_config
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.layout import Layout
@@ -80,7 +81,9 @@ def one_rank_group() -> Iterator[None]:
 
 
 def run_ranks(count: int, function: Callable[..., Any], *args: Any, deadline: float = 150.0) -> list[Any]:
-    """function(*args) on `count` spawned ranks of one gloo group; what each returns. A rank's exception is raised here."""
+    """function(*args) on `count` spawned ranks of one gloo group; what each returns. A rank's exception is
+    raised here.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank, (count, folder, deadline, function, args), nprocs=count, join=False, start_method="spawn"
@@ -89,15 +92,21 @@ def run_ranks(count: int, function: Callable[..., Any], *args: Any, deadline: fl
         try:
             while not ranks.join(timeout=1.0):
                 if time.monotonic() > end:
-                    raise TimeoutError(f"{function.__name__} on {count} ranks is not done after {deadline:.0f} s")
+                    raise TimeoutError(
+                        f"{function.__name__} on {count} ranks is not done after {deadline:.0f} s"
+                    )
         finally:
             for process in ranks.processes:
                 process.kill()
         return [torch.load(Path(folder) / f"result_{rank}.pt", weights_only=False) for rank in range(count)]
 
 
-def _rank(rank: int, count: int, folder: str, deadline: float, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, count: int, folder: str, deadline: float, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     store = dist.FileStore(f"{folder}/store", count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=deadline))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=deadline)
+    )
     torch.save(function(*args), Path(folder) / f"result_{rank}.pt")
     dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ ALL = 77  # parameters of the tiny transformer
 
 
 class Weights:
-    """What an actor with actor.train=full shows to the engine: the checkpoint's weights, plus noise unless the seed is None."""
+    """What an actor with actor.train=full shows to the engine: the checkpoint's weights, plus noise unless
+    the seed is None.
+    """
 
     def __init__(self, config: Config, seed: int | None) -> None:
         self._transformer = QwenImage(config.model).load_transformer(torch.float32)

@@ -1,4 +1,6 @@
-"""The definition files of containers/, as far as they can be judged without Apptainer: sections, arguments, shell, files."""
+"""The definition files of containers/, as far as they can be judged without Apptainer: sections, arguments,
+shell, files.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from omnirl_hpc.hashing import stable_hash, state_checksum, stream_checksum, tensor_checksum
 
-# blake2b-64 of '[0,"noise",1]', little-endian, without its lowest bit, from Python's hashlib. A change changes every run's draws.
+# blake2b-64 of '[0,"noise",1]', little-endian, without its lowest bit, from Python's hashlib. A change
+# changes every run's draws.
 PINNED = 4079119399228972275
 
 
@@ -31,11 +32,23 @@ def test_stable_hash_does_not_depend_on_the_process():
     assert int(out.stdout) == PINNED
 
 
-@given(st.lists(st.one_of(st.integers(-(2**60), 2**60), st.text(max_size=8)), max_size=4, unique_by=lambda x: (type(x), x)))
+@given(
+    st.lists(
+        st.one_of(st.integers(-(2**60), 2**60), st.text(max_size=8)),
+        max_size=4,
+        unique_by=lambda x: (type(x), x),
+    )
+)
 def test_stable_hash_tells_identities_apart(identity):
     number = stable_hash(*identity)
     assert 0 <= number < 2**63
-    others = [[*identity, 0], [*identity, ""], [str(part) for part in identity], list(reversed(identity)), identity[1:]]
+    others = [
+        [*identity, 0],
+        [*identity, ""],
+        [str(part) for part in identity],
+        list(reversed(identity)),
+        identity[1:],
+    ]
     assert all(stable_hash(*other) != number for other in others if other != identity)
 
 
@@ -64,7 +77,15 @@ def test_tensor_checksum_sees_every_value_and_its_place(seed, dtype, i, j):
 
 def test_tensor_checksum_sees_shape_type_and_sign_of_zero():
     tensor = torch.zeros(6)
-    variants = [tensor, tensor.reshape(2, 3), tensor.reshape(3, 2), tensor.double(), tensor.int(), -tensor, torch.zeros(7)]
+    variants = [
+        tensor,
+        tensor.reshape(2, 3),
+        tensor.reshape(3, 2),
+        tensor.double(),
+        tensor.int(),
+        -tensor,
+        torch.zeros(7),
+    ]
     assert len({tensor_checksum(variant) for variant in variants}) == len(variants)
 
 
@@ -79,8 +100,14 @@ def test_tensor_checksum_by_hand():
 
 
 def test_state_checksum_is_that_of_the_tensors_one_at_a_time():
-    state = {f"{i}": random_tensor(i, dtype) for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8))}
-    state |= {"view": random_tensor(3, torch.bfloat16).view(8, 8).T, "empty": torch.empty(0), "scalar": torch.tensor(1.5)}
+    state = {
+        f"{i}": random_tensor(i, dtype) for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8))
+    }
+    state |= {
+        "view": random_tensor(3, torch.bfloat16).view(8, 8).T,
+        "empty": torch.empty(0),
+        "scalar": torch.tensor(1.5),
+    }
     assert state_checksum(state) == stream_checksum(state.items())
     assert state_checksum({}) == stream_checksum([])
 

@@ -14,15 +14,17 @@ import omnirl_hpc
 
 PACKAGE = Path(omnirl_hpc.__file__).parent
 
-# Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets its place here.
+# Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets
+# its place here.
 LEVELS = (
     {"errors", "hashing", "pinned", "determinism", "installation"},
-    {"config", "layout", "launch", "run_directory", "planning", "checkpoint_files", "adapters"},
+    {"config", "layout", "launch", "run_directory", "planning"},
     {"models", "sampling", "algorithms", "data"},
-    {"metrics", "checkpoint", "preflight"},
+    {"metrics"},
     {"rollout", "actor", "rewards", "sync", "residency"},
-    {"roll_out", "evaluation"},
-    {"trainer", "run_state"},
+    {"checkpoints"},
+    {"roll_out", "evaluation", "checks"},
+    {"trainer"},
     {"report"},
     {"cli"},
 )
@@ -38,7 +40,9 @@ MODULES = {name_of(file): file for file in PACKAGE.rglob("*.py")}
 
 
 def imports(name: str) -> set[str]:
-    """Dotted names of everything that a module imports, inside functions too: modules, and modules or objects in them."""
+    """Dotted names of everything that a module imports, inside functions too: modules, and modules or objects
+    in them.
+    """
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -76,7 +80,9 @@ def test_dependencies_point_downwards(name):
     elif name == "omnirl_hpc":
         assert INTERNAL[name] == set()
     else:
-        upwards = {other for other in INTERNAL[name] if room(other) and LEVEL[room(other)] > LEVEL[room(name)]}
+        upwards = {
+            other for other in INTERNAL[name] if room(other) and LEVEL[room(other)] > LEVEL[room(name)]
+        }
         assert not upwards
 
 
@@ -101,7 +107,9 @@ def test_rooms_that_do_not_know_each_other(rooms, forbidden):
             assert not {other for other in INTERNAL[name] if room(other) in forbidden}, name
 
 
-@pytest.mark.parametrize("name", sorted(name for name in MODULES if room(name) in ("algorithms", "sampling", "models", "data")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODULES if room(name) in ("algorithms", "sampling", "models", "data"))
+)
 def test_no_process_group_below_the_engines(name):
     assert not {i for i in imports(name) if i.startswith("torch.distributed")}
 
@@ -119,13 +127,18 @@ def test_optional_packages_stay_where_they_belong(name):
 @pytest.mark.parametrize(
     "names",
     [
-        ["omnirl_hpc.config.load", "omnirl_hpc.config.rules", "omnirl_hpc.config.schema"],
+        ["omnirl_hpc.config.load", "omnirl_hpc.checks.rules", "omnirl_hpc.config.schema"],
         ["omnirl_hpc.launch.identity"],
         ["omnirl_hpc.layout"],
         sorted(name for name in MODULES if room(name) == "planning"),
         ["omnirl_hpc.cli.plan", "omnirl_hpc.cli.recipes"],
-        ["omnirl_hpc.cli.main", "omnirl_hpc.cli.train", "omnirl_hpc.cli.prompts", "omnirl_hpc.cli.tiny_model"],
-        ["omnirl_hpc.cli.export", "omnirl_hpc.cli.evaluate", "omnirl_hpc.adapters"],
+        [
+            "omnirl_hpc.cli.main",
+            "omnirl_hpc.cli.train",
+            "omnirl_hpc.cli.prompts",
+            "omnirl_hpc.cli.tiny_model",
+        ],
+        ["omnirl_hpc.cli.export", "omnirl_hpc.cli.evaluate", "omnirl_hpc.checkpoints.adapters"],
         ["omnirl_hpc.cli.status", "omnirl_hpc.cli.report", "omnirl_hpc.evaluation.results"],
         ["omnirl_hpc.run_directory", "omnirl_hpc.errors"],
         # what a reward worker imports
@@ -137,5 +150,7 @@ def test_optional_packages_stay_where_they_belong(name):
 def test_is_imported_without_torch(names):
     program = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'diffusers', 'transformers'}} & set(sys.modules)))"
     environ = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *sys.path])}
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ
+    )
     assert result.stdout.strip() == "[]"

@@ -10,7 +10,11 @@ from omnirl_hpc.layout import Layout, make_layout
 
 
 def layout(rank: int, world_size: int, shard_size: int | None = None, **parallel: int) -> Layout:
-    config = Config(rollout=RolloutConfig(**parallel), actor=ActorConfig(shard_size=shard_size), algorithm=FlowGRPOConfig())
+    config = Config(
+        rollout=RolloutConfig(**parallel),
+        actor=ActorConfig(shard_size=shard_size),
+        algorithm=FlowGRPOConfig(),
+    )
     return make_layout(config, rank, world_size)
 
 
@@ -20,7 +24,9 @@ def test_by_default_every_rank_is_a_replica_and_all_share_one_copy():
 
 
 def test_replicas_are_consecutive_ranks():
-    ranks = [layout(rank, 16, tensor_parallel_size=2, ulysses_degree=2, cfg_parallel_size=2) for rank in range(16)]
+    ranks = [
+        layout(rank, 16, tensor_parallel_size=2, ulysses_degree=2, cfg_parallel_size=2) for rank in range(16)
+    ]
     assert [r.replica for r in ranks] == [0] * 8 + [1] * 8
     assert [r.rank_in_replica for r in ranks] == [*range(8), *range(8)]
     assert ranks[0].num_replicas == 2
@@ -43,13 +49,21 @@ def test_updates_see_the_same_groups_on_any_number_of_ranks(world_size):
 
 
 def test_ranks_of_a_replica_have_the_same_groups():
-    assert layout(2, 4, tensor_parallel_size=2).groups(6) == layout(3, 4, tensor_parallel_size=2).groups(6) == range(1, 6, 2)
+    assert (
+        layout(2, 4, tensor_parallel_size=2).groups(6)
+        == layout(3, 4, tensor_parallel_size=2).groups(6)
+        == range(1, 6, 2)
+    )
 
 
 @pytest.mark.parametrize(
     ("world_size", "settings", "message"),
     [
-        (4, {"tensor_parallel_size": 3}, "a replica of 3 ranks .*rollout.tensor_parallel_size.* does not divide the 4 rank"),
+        (
+            4,
+            {"tensor_parallel_size": 3},
+            "a replica of 3 ranks .*rollout.tensor_parallel_size.* does not divide the 4 rank",
+        ),
         (4, {"shard_size": 3}, "actor.shard_size=3 does not divide the 4 rank"),
         (4, {"shard_size": -2}, "actor.shard_size=-2 does not divide"),
         (4, {"cfg_parallel_size": 0}, "rollout.cfg_parallel_size=0 must be 1 or more"),

@@ -91,7 +91,10 @@ def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_p
 def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
     engine = DiffusersEngine(config, QwenImage(config.model), CPU, PhaseTimer(CPU))
     before = engine.encode("a cat")
-    lora = {name: tensor.detach().clone() for name, tensor in lora_parameters(engine._pipeline.transformer).items()}
+    lora = {
+        name: tensor.detach().clone()
+        for name, tensor in lora_parameters(engine._pipeline.transformer).items()
+    }
     engine.sleep()
     for use in (
         lambda: engine.encode("a cat"),
@@ -105,7 +108,9 @@ def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
         assert all(t.untyped_storage().nbytes() == 0 for t in [*module.parameters(), *module.buffers()])
     engine.wake()
     assert torch.equal(engine.encode("a cat"), before)
-    assert all(torch.equal(t, lora[name]) for name, t in lora_parameters(engine._pipeline.transformer).items())
+    assert all(
+        torch.equal(t, lora[name]) for name, t in lora_parameters(engine._pipeline.transformer).items()
+    )
 
 
 def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):

@@ -25,7 +25,14 @@ def test_folders_and_files(tmp_path):
         {"step": 0, "loss": 0.5},
         {"step": 1, "loss": 0.25},
     ]
-    assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "environment.json", "log", "metrics.jsonl", "samples"]
+    assert sorted(os.listdir(run.path)) == [
+        "checkpoints",
+        "config.yaml",
+        "environment.json",
+        "log",
+        "metrics.jsonl",
+        "samples",
+    ]
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
@@ -35,7 +42,9 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     run.check_same_run("seed: 2\n")  # a start that failed before its first checkpoint binds nobody
     (run.checkpoints / "step_000000").mkdir(parents=True)
     run.check_same_run("seed: 1\nsteps: 20\n")  # a longer run of the same
-    with pytest.raises(ConfigError, match=rf"run_dir={tmp_path} holds a run with other settings: seed=2 \(the run has 1\)"):
+    with pytest.raises(
+        ConfigError, match=rf"run_dir={tmp_path} holds a run with other settings: seed=2 \(the run has 1\)"
+    ):
         run.check_same_run("seed: 2\nsteps: 10\n")
 
 
@@ -58,7 +67,10 @@ def test_cut_forgets_later_steps_and_half_lines(tmp_path):
 @pytest.mark.parametrize("write", ["append_metrics", "write_start"])
 def test_a_disk_that_refuses_is_one_sentence(tmp_path, write):
     run = RunDirectory(tmp_path / "gone")
-    with pytest.raises(OutputError, match=rf"{tmp_path}/gone/\w+.\w+ cannot be written: No such file or directory: make room "):
+    with pytest.raises(
+        OutputError,
+        match=rf"{tmp_path}/gone/\w+.\w+ cannot be written: No such file or directory: make room ",
+    ):
         run.append_metrics({"step": 0}) if write == "append_metrics" else run.write_start("", {})
 
 
@@ -96,5 +108,7 @@ def test_environment_says_what_is_needed_to_run_again(monkeypatch):
     import torch
 
     assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert environment["slurm"]["SLURM_JOB_ID"] == "1234" and "SLURM_RESTART_COUNT" not in environment["slurm"]
+    assert (
+        environment["slurm"]["SLURM_JOB_ID"] == "1234" and "SLURM_RESTART_COUNT" not in environment["slurm"]
+    )
     json.dumps(environment)

@@ -34,7 +34,9 @@ def test_headers(script):
 
 
 @pytest.mark.parametrize(
-    "script", [path for path in JOBS if path.name not in ("repro.sh", "evaluate.sh")], ids=lambda path: path.name
+    "script",
+    [path for path in JOBS if path.name not in ("repro.sh", "evaluate.sh")],
+    ids=lambda path: path.name,
 )
 def test_jobs_that_train_are_warned_and_requeued(script):
     found = options(script)

@@ -97,9 +97,12 @@ def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_pr
 
 def test_an_engine_with_a_module_more_stops_the_run(config, engine):
     actor = Trained(config)
-    actor.state = {name: tensor for name, tensor in actor.state.items() if ".1." not in name or ".img_mlp." in name}
+    actor.state = {
+        name: tensor for name, tensor in actor.state.items() if ".1." not in name or ".img_mlp." in name
+    }
     with pytest.raises(
-        SyncError, match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"
+        SyncError,
+        match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more",
     ):
         deliver_lora(engine, collect_lora(actor, getattr(torch, config.rollout.dtype)), version=1)
 
@@ -129,7 +132,8 @@ def stale(state):
 def test_wrong_values_stop_the_run(config, engine, fault):
     right = sync(config, make_engine(config, QwenImage(config.model), ALONE, CPU, PhaseTimer(CPU))).checksum
     with pytest.raises(
-        SyncError, match=rf"the actor sent {right}, the engine computes with (?!{right})[0-9a-f]{{16}} \(version 1\)"
+        SyncError,
+        match=rf"the actor sent {right}, the engine computes with (?!{right})[0-9a-f]{{16}} \(version 1\)",
     ):
         sync(config, Faulty(engine, state=fault))
 

@@ -21,7 +21,9 @@ from tests.sync_cases import ALL, SOME, TEARS, Torn, Weights
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def config(request, tiny_model, tiny_prompts, tmp_path):
-    return make_config(tiny_model, tiny_prompts, tmp_path, f"rollout.dtype={request.param}", "actor.train=full")
+    return make_config(
+        tiny_model, tiny_prompts, tmp_path, f"rollout.dtype={request.param}", "actor.train=full"
+    )
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def sync(config, engine, weights, version: int = 1, asleep: bool = True) -> Rece
 
 def generate(engine, dtype: str) -> Tensor:
     """The latents of one sample's window."""
-    text, negative = (standard_normal((length, 32), 0, "text", length).to(getattr(torch, dtype)) for length in (7, 3))
+    text, negative = (
+        standard_normal((length, 32), 0, "text", length).to(getattr(torch, dtype)) for length in (7, 3)
+    )
     request = SampleRequest(0, 0, 0, "0", 0, Window(0, 2), text, negative, text_length=64)
     return torch.cat(list(engine.generate([request]))).latents
 
@@ -61,7 +65,9 @@ def test_what_arrives_is_what_was_sent(config, engine, asleep):
 
 
 def test_the_engine_computes_with_them(config, engine):
-    """As an engine does whose checkpoint has these weights, to the bit; and the old ones bring the old images back."""
+    """As an engine does whose checkpoint has these weights, to the bit; and the old ones bring the old images
+    back.
+    """
     before = generate(engine, config.rollout.dtype)
     sync(config, engine, Weights(config, seed=1), version=3)
     changed = generate(engine, config.rollout.dtype)
@@ -77,7 +83,10 @@ def test_the_engine_computes_with_them(config, engine):
 
 @pytest.mark.parametrize("tear", TEARS)
 def test_a_torn_sync_stops_the_run(config, engine, tear):
-    with pytest.raises(SyncError, match=rf"weights version 1: the engine computes with other values .* of 77 weights: .*{SOME}"):
+    with pytest.raises(
+        SyncError,
+        match=rf"weights version 1: the engine computes with other values .* of 77 weights: .*{SOME}",
+    ):
         sync(config, Torn(engine, tear), Weights(config, seed=1))
 
 

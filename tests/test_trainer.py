@@ -70,7 +70,9 @@ class ObservedTrainer(Trainer):
             self.seen.images[self.step, group, sample] = image
         updates = super().training_points(batch, scored, advantages)
         steps = batch.log_probs.shape[1]
-        self.seen.weights.append(torch.cat([p.weights for points in updates for p in points[::steps]]) * steps)
+        self.seen.weights.append(
+            torch.cat([p.weights for points in updates for p in points[::steps]]) * steps
+        )
         return updates
 
 
@@ -81,7 +83,9 @@ def train(loaded: LoadedConfig) -> Run:
     directory = RunDirectory(config.run_dir)
     directory.create()
     trackers = Trackers(config, directory, layout.rank)
-    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers)
+    trainer = ObservedTrainer(
+        loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers
+    )
     trackers.log = trainer.seen.metrics.append  # is told of every step on every rank
     try:
         assert trainer.train() == StopReason.NONE
@@ -95,7 +99,9 @@ def train(loaded: LoadedConfig) -> Run:
 @pytest.fixture(scope="module")
 def configured(tiny_model, tiny_prompts, tmp_path_factory):
     """Learning rate of the demo recipe: steps are large, so that what should be 0 does not only look like it."""
-    return lambda *overrides: load_small(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "steps=2", *overrides)
+    return lambda *overrides: load_small(
+        tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "steps=2", *overrides
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +116,9 @@ def run(config) -> Run:
 
 
 def test_every_metric_is_reported(config, run):
-    written = [json.loads(line) for line in (Path(config.config.run_dir) / "metrics.jsonl").read_text().splitlines()]
+    written = [
+        json.loads(line) for line in (Path(config.config.run_dir) / "metrics.jsonl").read_text().splitlines()
+    ]
     assert written == run.metrics
     assert [m["step"] for m in run.metrics] == [0, 1]
     for m in run.metrics:
@@ -122,7 +130,9 @@ def test_every_metric_is_reported(config, run):
         assert m["reward/std"] > 0
         assert m["grad_norm"] > 0
         assert m["lr"] == 1e-2
-        assert m["time/step"] >= sum(m[f"time/{phase}"] for phase in PHASES.split() if phase not in ("step", "reward"))
+        assert m["time/step"] >= sum(
+            m[f"time/{phase}"] for phase in PHASES.split() if phase not in ("step", "reward")
+        )
         assert m["images_per_second"] == pytest.approx(8 / m["time/step"])
 
 
@@ -166,7 +176,12 @@ VARIANTS = {
     "kl": ["algorithm.kl_coef=1.0", "actor.activation_checkpointing=true"],
     "no guidance": ["sampling.true_cfg_scale=1.0"],
     "cps": ["sampling.transition=cps", "steps=1"],
-    "dance": ["sampling.transition=dance", "sampling.window.size=null", "sampling.window.last=null", "steps=1"],
+    "dance": [
+        "sampling.transition=dance",
+        "sampling.window.size=null",
+        "sampling.window.last=null",
+        "steps=1",
+    ],
 }
 
 
@@ -202,7 +217,10 @@ def test_variants_differ(variants, run):
     assert torch.equal(variants["kl"].images[0, 0, 0], run.images[0, 0, 0])
     assert not torch.equal(variants["kl"].images[1, 0, 0], run.images[1, 0, 0])  # another gradient
     for name in ("own windows", "no guidance", "cps", "dance"):
-        assert any(not torch.equal(variants[name].images[place], run.images[place]) for place in variants[name].images)
+        assert any(
+            not torch.equal(variants[name].images[place], run.images[place])
+            for place in variants[name].images
+        )
 
 
 class PartlyFailing:
@@ -231,7 +249,9 @@ class PartlyFailing:
 @pytest.fixture
 def failing(monkeypatch):
     def patch(*fails: int) -> None:
-        monkeypatch.setattr(trainer_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)}))
+        monkeypatch.setattr(
+            trainer_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)})
+        )
 
     return patch
 
@@ -281,7 +301,10 @@ def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tu
 
 
 def test_two_ranks_are_one(configured, config, run):
-    configs = {"recomputed": configured(), "trusted": configured("algorithm.old_log_prob=rollout", "sampling.window.per=sample")}
+    configs = {
+        "recomputed": configured(),
+        "trusted": configured("algorithm.old_log_prob=rollout", "sampling.window.per=sample"),
+    }
     ranks = run_ranks(2, on_two_ranks, configs, configured())
     runs = [rank for rank, _ in ranks]
     for name in configs:
@@ -311,7 +334,12 @@ def test_two_ranks_are_one(configured, config, run):
         assert message.endswith("on this rank: the scorer is out of paper") == (rank == 1)
 
 
-EVALUATION = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=3", "actor.ema_decay=0.5")
+EVALUATION = (
+    "evaluation.every=1",
+    "evaluation.num_prompts=2",
+    "evaluation.num_inference_steps=3",
+    "actor.ema_decay=0.5",
+)
 
 
 def test_evaluations_change_nothing_and_keep_the_best(configured, run):
@@ -330,8 +358,12 @@ def test_evaluations_change_nothing_and_keep_the_best(configured, run):
 
 
 def test_an_image_without_a_score_ends_no_run(configured, failing):
-    """Training allows none; an evaluation leaves it out of its means. The first two samples of a step are scored."""
-    loaded = configured("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1")
+    """Training allows none; an evaluation leaves it out of its means. The first two samples of a step are
+    scored.
+    """
+    loaded = configured(
+        "evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1"
+    )
 
     class InEvaluations(PartlyFailing):
         fails = {1}
@@ -352,7 +384,9 @@ def test_an_image_without_a_score_ends_no_run(configured, failing):
 
 
 def test_the_best_by_another_measure_says_nothing(configured, run):
-    """The second leg evaluates with another seed, which scores lower: the best is of that measure all the same."""
+    """The second leg evaluates with another seed, which scores lower: the best is of that measure all the
+    same.
+    """
     first = configured(*EVALUATION, "steps=1")
     with one_rank_group():
         train(first)
@@ -368,6 +402,8 @@ def test_a_prompt_that_is_too_long_is_found_before_weights_load(configured, tmp_
     for table in ("data.prompts", "evaluation.prompts"):
         with (
             one_rank_group(),
-            pytest.raises(DataError, match=r"1 of 2 rows of \S+ have a prompt of 1024 tokens or more: rows 1\."),
+            pytest.raises(
+                DataError, match=r"1 of 2 rows of \S+ have a prompt of 1024 tokens or more: rows 1\."
+            ),
         ):
             train(configured(*EVALUATION, f"{table}={tmp_path / 'long.parquet'}"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +20,15 @@ class Actor(Protocol):
         """[B, S, C] guided velocity under an adapter set of the algorithm."""
 
     def apply_gradients(self) -> tuple[float, float]:
-        """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning rate)."""
+        """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning
+        rate).
+        """
 
     def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """What is trained, one full tensor at a time, in the same order on every rank: the adapter under PEFT's names, or all
-        weights under diffusers'. In fp32, or in `dtype`. A tensor may be the actor's own memory: copy what is to stay."""
+        """What is trained, one full tensor at a time, in the same order on every rank: the adapter under
+        PEFT's names, or all weights under diffusers'. In fp32, or in `dtype`. A tensor may be the actor's own
+        memory: copy what is to stay.
+        """
 
     def lora_state(self) -> dict[str, Tensor]:
         """The trained adapter as full tensors under PEFT's names, on every rank."""
@@ -44,8 +49,9 @@ class Actor(Protocol):
         """The optimizer's state by name, one full tensor at a time."""
 
     def sharded_state(self) -> dict[str, Tensor]:
-        """The actor's own sharded tensors by name: the optimizer's, and the weights where all are trained. Writing into them
-        changes the actor."""
+        """The actor's own sharded tensors by name: the optimizer's, and the weights where all are trained.
+        Writing into them changes the actor.
+        """
 
     def scheduler_state(self) -> dict[str, Any]:
         """The learning rate schedule, as JSON."""
@@ -54,10 +60,14 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember what is trained, optimizer and schedule in host memory, between two steps; offloaded or not."""
+        """Remember what is trained, optimizer and schedule in host memory, between two steps; offloaded or
+        not.
+        """
 
     def rollback(self) -> None:
-        """Undo everything since `keep`. Raises RuntimeError where an `offload` after an update has overwritten what was kept."""
+        """Undo everything since `keep`. Raises RuntimeError where an `offload` after an update has
+        overwritten what was kept.
+        """
 
     def offload(self) -> None:
         """Free the device: parameters and optimizer state go to pinned host memory. No use until `onload`."""

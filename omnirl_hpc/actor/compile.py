@@ -9,7 +9,8 @@ RECOMPILE_LIMIT = 64  # a graph for each text width, with and without gradients,
 
 
 def compile_blocks(transformer: nn.Module) -> None:
-    """Compile each repeated block by itself: one graph serves all of them, and FSDP's hooks stay outside of it.
+    """Compile each repeated block by itself: one graph serves all of them, and FSDP's hooks stay outside of
+    it.
 
     A shape that would need more graphs than the limit is an error, never a silent return to eager.
     """
@@ -21,4 +22,6 @@ def compile_blocks(transformer: nn.Module) -> None:
 
 def repeated_blocks(transformer: nn.Module) -> list[nn.Module]:
     """The layers that make up most of a diffusers transformer."""
-    return [module for module in transformer.modules() if type(module).__name__ in transformer._repeated_blocks]
+    return [
+        module for module in transformer.modules() if type(module).__name__ in transformer._repeated_blocks
+    ]

@@ -1,12 +1,15 @@
-"""FSDP2 over diffusers' transformer, with PEFT LoRA or trained as a whole: the general implementation of Actor."""
+"""FSDP2 over diffusers' transformer, with PEFT LoRA or trained as a whole: the general implementation of
+Actor.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +38,17 @@ class FSDPActor:
         self._config = config
         self._family = family
         self._full = config.actor.train == "full"
-        transformer = family.empty_transformer(torch.float32 if self._full else getattr(torch, config.actor.dtype))
+        transformer = family.empty_transformer(
+            torch.float32 if self._full else getattr(torch, config.actor.dtype)
+        )
         if self._full:
             self.lora_targets = ()
             transformer.requires_grad_(True)
         else:
             self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
-            attach_lora(transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype))
+            attach_lora(
+                transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype)
+            )
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
@@ -52,18 +59,25 @@ class FSDPActor:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
         fill_from_files(transformer, Path(config.model.path) / "transformer", device)
-        self._parameters = dict(transformer.named_parameters()) if self._full else lora_parameters(transformer)
+        self._parameters = (
+            dict(transformer.named_parameters()) if self._full else lora_parameters(transformer)
+        )
         if not self._full:
             for name, parameter in self._parameters.items():
                 _fill(parameter, initial_value(name, parameter.shape, config.actor.lora.rank, config.seed))
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
         self._ema: dict[str, Tensor] = {}  # fp32, sharded like the parameters
         if config.actor.ema_decay is not None:
-            self._ema = {name: parameter.detach().to(torch.float32, copy=True) for name, parameter in self._parameters.items()}
+            self._ema = {
+                name: parameter.detach().to(torch.float32, copy=True)
+                for name, parameter in self._parameters.items()
+            }
         self._pinned = PinnedTensors()
         trained = (self._parameters, self.optimizer_state(), self._ema)
         self._pinned.add((local(t) for tensors in trained for t in tensors.values()), frozen=False)
-        self._pinned.add((local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True)
+        self._pinned.add(
+            (local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True
+        )
         self._kept_scheduler = self._scheduler.state_dict()
         self._updates_on_host = self._scheduler.last_epoch  # of which the host has the outcome
 
@@ -94,7 +108,9 @@ class FSDPActor:
             )
 
     def apply_gradients(self) -> tuple[float, float]:
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.actor.optimizer.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._parameters.values(), self._config.actor.optimizer.max_grad_norm
+        )
         norm = float(norm.full_tensor())
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient norm is {norm}: the update was not applied")
@@ -103,7 +119,9 @@ class FSDPActor:
         self._scheduler.step()
         self._optimizer.zero_grad()
         if self._ema:
-            decay = ema_decay(self._scheduler.last_epoch, self._config.actor.ema_decay)  # last_epoch: optimizer steps so far
+            decay = ema_decay(
+                self._scheduler.last_epoch, self._config.actor.ema_decay
+            )  # last_epoch: optimizer steps so far
             update_ema(_locals(self._ema), _locals(self._parameters), decay)
         return norm, lr
 
@@ -127,21 +145,28 @@ class FSDPActor:
         return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
 
     def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, t.full_tensor() if isinstance(t, DTensor) else t) for name, t in self.optimizer_state().items())
+        return (
+            (name, t.full_tensor() if isinstance(t, DTensor) else t)
+            for name, t in self.optimizer_state().items()
+        )
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's own sharded tensors by name."""
         return optimizer_tensors(self._optimizer, self._parameters)
 
     def sharded_state(self) -> dict[str, Tensor]:
-        weights = {name: parameter.detach() for name, parameter in self._parameters.items()} if self._full else {}
+        weights = (
+            {name: parameter.detach() for name, parameter in self._parameters.items()} if self._full else {}
+        )
         return weights | self.optimizer_state()
 
     def scheduler_state(self) -> dict[str, Any]:
         return {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"}
 
     def load_scheduler_state(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state | {"lr_lambdas": [None]})  # None: the function is the configuration's
+        self._scheduler.load_state_dict(
+            state | {"lr_lambdas": [None]}
+        )  # None: the function is the configuration's
         for group, lr in zip(self._optimizer.param_groups, self._scheduler.get_last_lr()):
             group["lr"] = lr
 
@@ -164,7 +189,9 @@ class FSDPActor:
             raise ValueError(f"unknown adapter set {adapter!r}")
         if self._full:
             if adapter == REFERENCE:
-                raise ConfigError("the algorithm needs the reference, the model without its adapter: set actor.train=lora")
+                raise ConfigError(
+                    "the algorithm needs the reference, the model without its adapter: set actor.train=lora"
+                )
             yield
             return
         if adapter == REFERENCE:
@@ -178,10 +205,14 @@ class FSDPActor:
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
     """Full tensors into sharded ones, in place."""
     if state.keys() != sharded.keys():
-        raise CheckpointError(f"the adapter does not fit the model: {_difference(state.keys(), sharded.keys())}")
+        raise CheckpointError(
+            f"the adapter does not fit the model: {_difference(state.keys(), sharded.keys())}"
+        )
     for name, tensor in sharded.items():
         if state[name].shape != tensor.shape:
-            raise CheckpointError(f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(tensor.shape)}")
+            raise CheckpointError(
+                f"the adapter has {name} {tuple(state[name].shape)}, the model {tuple(tensor.shape)}"
+            )
         _fill(tensor, state[name])
 
 
@@ -207,7 +238,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPModule:
-    """Shard each repeated block, then the rest, over the mesh's `shard` axis; moves them to the mesh's device.
+    """Shard each repeated block, then the rest, over the mesh's `shard` axis; moves them to the mesh's
+    device.
 
     The forward pass runs in `dtype`, also where master weights are fp32; gradients are reduced in fp32 and
     summed over ranks, since the weights of all samples of an update already sum to 1.

@@ -1,4 +1,6 @@
-"""Weights from a model's files into the ranks' shards: each rank reads its own part of a tensor, one tensor after the other."""
+"""Weights from a model's files into the ranks' shards: each rank reads its own part of a tensor, one tensor
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ from omnirl_hpc.models.lora import base_tensors
 
 
 def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) -> None:
-    """Give a transformer whose parameters are on the meta device, sharded or not, the values in `folder`'s *.safetensors.
+    """Give a transformer whose parameters are on the meta device, sharded or not, the values in `folder`'s
+    *.safetensors.
 
-    The host never holds more than a rank's part of one tensor. An adapter's parameters are left without values. Not collective.
-    Raises DataError where the files have other tensors than the transformer, or the same one twice.
+    The host never holds more than a rank's part of one tensor. An adapter's parameters are left without
+    values. Not collective. Raises DataError where the files have other tensors than the transformer, or the
+    same one twice.
     """
     buffers = {name: buffer.clone() for name, buffer in transformer.named_buffers()}
     transformer.to_empty(device=device)
@@ -28,7 +32,9 @@ def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) 
     reader = HuggingFaceStorageReader(str(folder))
     _require_same(wanted, reader, folder)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+        )
         dcp.load(wanted, storage_reader=reader, no_dist=True)
 
 
@@ -43,4 +49,6 @@ def _require_same(wanted: dict[str, torch.Tensor], reader: HuggingFaceStorageRea
             faults.append(f"{name} is {tuple(found[name].size)}, the model has {tuple(wanted[name].shape)}")
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise DataError(f"the weights in {folder} are not those of its config.json: {'; '.join(sorted(faults)[:3])}{more}")
+        raise DataError(
+            f"the weights in {folder} are not those of its config.json: {'; '.join(sorted(faults)[:3])}{more}"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,15 @@ from omnirl_hpc.config.schema import OptimizerConfig
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> tuple[AdamW, LambdaLR]:
     """AdamW, and a schedule that rises linearly over `warmup_updates` optimizer steps and then stays at `lr`.
 
-    The optimizer's state is made at once, as AdamW would make it at its first step: checkpoints, offload and roll-back then
-    always meet the same tensors.
+    The optimizer's state is made at once, as AdamW would make it at its first step: checkpoints, offload and
+    roll-back then always meet the same tensors.
     """
     optimizer = AdamW(
-        list(parameters.values()), lr=config.lr, betas=tuple(config.betas), eps=config.eps, weight_decay=config.weight_decay
+        list(parameters.values()),
+        lr=config.lr,
+        betas=tuple(config.betas),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
     )
     for parameter in parameters.values():
         optimizer.state[parameter] = {
@@ -32,5 +36,11 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConf
 
 
 def optimizer_tensors(optimizer: AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state by the names of the parameters, independent of their order: `<parameter>.<state>`."""
-    return {f"{name}.{key}": tensor for name, p in parameters.items() for key, tensor in optimizer.state[p].items()}
+    """The optimizer's state by the names of the parameters, independent of their order:
+    `<parameter>.<state>`.
+    """
+    return {
+        f"{name}.{key}": tensor
+        for name, p in parameters.items()
+        for key, tensor in optimizer.state[p].items()
+    }

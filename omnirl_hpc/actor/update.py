@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,18 +15,25 @@ from omnirl_hpc.metrics.accumulator import Accumulator
 
 log = logging.getLogger(__name__)
 
-# |log p of the actor - log p of the engine| before the first optimizer step of a training step: 0 where both compute the same
+# |log p of the actor - log p of the engine| before the first optimizer step of a training step: 0 where both
+# compute the same
 LARGEST_GAP = "ratio/first_update_max_abs_log"
 MEAN_GAP = "ratio/first_update_mean_abs_log"
 
 
 @torch.no_grad()
 def recompute_old_log_probs(
-    actor: Actor, algorithm: Algorithm, points: Sequence[TrainingPoint], metrics: Accumulator, check_stop: Callable[[], None]
+    actor: Actor,
+    algorithm: Algorithm,
+    points: Sequence[TrainingPoint],
+    metrics: Accumulator,
+    check_stop: Callable[[], None],
 ) -> None:
-    """Show the algorithm what the actor predicts before its first update. `check_stop` is called before each point.
+    """Show the algorithm what the actor predicts before its first update. `check_stop` is called before each
+    point.
 
-    Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with its own forward pass.
+    Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with
+    its own forward pass.
     """
     for point in points:
         check_stop()
@@ -41,9 +48,11 @@ def accumulate_gradients(
     check_stop: Callable[[], None],
     first: bool,
 ) -> None:
-    """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is that of one point.
+    """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is
+    that of one point.
 
-    `first`: no optimizer step has been made since the rollout. A loss that is not finite shows in `apply_gradients`, on all ranks.
+    `first`: no optimizer step has been made since the rollout. A loss that is not finite shows in
+    `apply_gradients`, on all ranks.
     """
     for point in points:
         check_stop()

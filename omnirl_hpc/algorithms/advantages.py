@@ -8,12 +8,14 @@ from torch import Tensor
 EPSILON = 1e-4  # added to the standard deviation, as in flow_grpo and its descendants
 
 
-def advantages(rewards: Tensor, group_ids: Tensor, *, std: str | None = "batch", mask: Tensor | None = None) -> Tensor:
+def advantages(
+    rewards: Tensor, group_ids: Tensor, *, std: str | None = "batch", mask: Tensor | None = None
+) -> Tensor:
     """Advantages [B] fp32: reward minus the mean of its group, divided by a standard deviation plus 1e-4.
 
-    rewards: [B] floats; group_ids: [B] integers; mask: [B] bool, False for samples without a valid reward: they take no
-    part in means and deviations, and their advantage is 0.
-    std: "batch" divides by the unbiased deviation of all valid rewards, "group" by that of the group, None by nothing.
+    rewards: [B] floats; group_ids: [B] integers; mask: [B] bool, False for samples without a valid reward:
+    they take no part in means and deviations, and their advantage is 0. std: "batch" divides by the unbiased
+    deviation of all valid rewards, "group" by that of the group, None by nothing.
 
     A group whose valid rewards are all equal, a group of one included, gives exactly 0.
     Raises ValueError for a reward that is not finite and not masked, and for an unknown `std`.

@@ -26,7 +26,8 @@ class TrainingPoint:
     text: TextEmbeds
     negative: TextEmbeds | None
     advantages: Tensor  # [B] fp32
-    weights: Tensor  # [B] fp32, of each sample in the loss; 0 for samples without a reward; the update's weights sum to 1
+    # [B] fp32, of each sample in the loss; 0 for samples without a reward; the update's weights sum to 1
+    weights: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)  # what the algorithm's loss needs besides, [B, …]
 
 
@@ -42,14 +43,20 @@ class LossOutput:
 class Algorithm(ABC):
     """How samples and rewards become a loss.
 
-    A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each micro-batch;
-    `before_first_update` for each point; `loss` for each point; `after_step`.
+    A training step calls, in this order: `advantages` on the rewards of all ranks; `training_points` for each
+    micro-batch; `before_first_update` for each point; `loss` for each point; `after_step`.
     """
 
-    Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig  # a dataclass: what may be set, and its defaults
+    Settings: ClassVar[type[AlgorithmConfig]] = (
+        AlgorithmConfig  # a dataclass: what may be set, and its defaults
+    )
     adapters: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
-    recomputes_old_log_prob: bool = False  # the actor evaluates the points of later updates before the first one changes it
-    tolerated_gap: float = math.inf  # between the engine's and the actor's log-probabilities, before they spoil the update
+    recomputes_old_log_prob: bool = (
+        False  # the actor evaluates the points of later updates before the first one changes it
+    )
+    tolerated_gap: float = (
+        math.inf
+    )  # between the engine's and the actor's log-probabilities, before they spoil the update
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -60,13 +67,16 @@ class Algorithm(ABC):
         """[N] rewards of a whole step -> [N] advantages; mask False: no valid reward."""
 
     @abstractmethod
-    def training_points(self, batch: Trajectories, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
+    def training_points(
+        self, batch: Trajectories, advantages: Tensor, weights: Tensor
+    ) -> list[TrainingPoint]:
         """Where the model is evaluated for a micro-batch."""
 
     def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor | None:
         """Look at a point with the velocity [B, S, C] of the policy that sampled it, without gradients.
 
-        Called for every point of the step where `recomputes_old_log_prob`, otherwise for those of the first update only. Returns [B]
+        Called for every point of the step where `recomputes_old_log_prob`, otherwise for those of the first
+        update only. Returns [B]
         |log p of the actor - log p of the engine| of the point's transition; None where an algorithm has no likelihoods.
         """
         return None
@@ -87,5 +97,7 @@ class Algorithm(ABC):
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Sum of values [B] x weights [B], where a sample of weight 0 counts nothing even if its value is not finite."""
+    """Sum of values [B] x weights [B], where a sample of weight 0 counts nothing even if its value is not
+    finite.
+    """
     return torch.where(weights > 0, values * weights, torch.zeros_like(values)).sum()

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.advantages import advantages
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, Algorithm, LossOutput, TrainingPoint, weighted_sum
+from omnirl_hpc.algorithms.algorithm import (
+    CURRENT,
+    REFERENCE,
+    Algorithm,
+    LossOutput,
+    TrainingPoint,
+    weighted_sum,
+)
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.transitions import Transition, transition
@@ -17,8 +24,8 @@ class FlowGRPO(Algorithm):
 
     loss = mean max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) + beta mean (mu - mu_ref)^2 / (2 std^2)
 
-    where std is that of the whole transition, step size included (in the paper's notation sigma_t sqrt(dt)), so the second term is
-    the exact KL divergence of two Gaussians per latent dimension.
+    where std is that of the whole transition, step size included (in the paper's notation sigma_t sqrt(dt)),
+    so the second term is the exact KL divergence of two Gaussians per latent dimension.
     """
 
     Settings = FlowGRPOConfig
@@ -35,7 +42,9 @@ class FlowGRPO(Algorithm):
         clip = self.settings.advantage_clip
         return advantages(rewards, groups, std=self.settings.advantage_std, mask=mask).clamp(-clip, clip)
 
-    def training_points(self, batch: Trajectories, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
+    def training_points(
+        self, batch: Trajectories, advantages: Tensor, weights: Tensor
+    ) -> list[TrainingPoint]:
         steps = batch.log_probs.shape[1]
         return [
             TrainingPoint(
@@ -70,16 +79,20 @@ class FlowGRPO(Algorithm):
     def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
         current = self._transition(point, velocities[CURRENT])
         log_ratio = current.log_prob - point.extras["old_log_prob"]
-        # A sample of weight 0 is replaced before exp: a NaN times a zero gradient would still be a NaN gradient.
+        # A sample of weight 0 is replaced before exp: a NaN times a zero gradient would still be a NaN
+        # gradient.
         log_ratio = torch.where(point.weights > 0, log_ratio, 0.0)
         ratio = torch.exp(log_ratio)
         clip = self.settings.clip_range
         clipped = ratio.clamp(1 - clip, 1 + clip)
-        loss = weighted_sum(torch.maximum(-point.advantages * ratio, -point.advantages * clipped), point.weights)
+        loss = weighted_sum(
+            torch.maximum(-point.advantages * ratio, -point.advantages * clipped), point.weights
+        )
         means = {
             "ratio/mean": ratio,
             "clip_fraction": ((ratio - 1).abs() > clip).float(),
-            # of the old policy from the current one, the low-variance estimator rho - 1 - log rho (Schulman 2020)
+            # of the old policy from the current one, the low-variance estimator rho - 1 - log rho (Schulman
+            # 2020)
             "kl": ratio - 1 - log_ratio,
         }
         if REFERENCE in velocities:
@@ -88,7 +101,9 @@ class FlowGRPO(Algorithm):
             loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
             means["kl_reference"] = divergence
         maxima = {"ratio/max_abs_log": log_ratio.abs().max()}
-        return LossOutput(loss, {k: v.detach() for k, v in means.items()}, {k: v.detach() for k, v in maxima.items()})
+        return LossOutput(
+            loss, {k: v.detach() for k, v in means.items()}, {k: v.detach() for k, v in maxima.items()}
+        )
 
     def _transition(self, point: TrainingPoint, velocity: Tensor) -> Transition:
         extras = point.extras

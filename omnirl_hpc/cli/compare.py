@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 EXIT_EQUAL, EXIT_DIFFERENT, EXIT_NOT_COMPARABLE = 0, 1, 2
 NOT_COMPARED = ("time/", "memory/", "images_per_second")  # measured, not computed
@@ -69,7 +70,10 @@ def _not_comparable(run_dir: Path) -> str | None:
 
 
 def _keyed_hashes(run_dir: Path) -> dict[tuple[int, str, str], str]:
-    return {(line["step"], line["phase"], line["tensor"]): line["hash"] for line in _read(run_dir / "hashes.jsonl")}
+    return {
+        (line["step"], line["phase"], line["tensor"]): line["hash"]
+        for line in _read(run_dir / "hashes.jsonl")
+    }
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
-"""`omnirl-hpc doctor [OVERRIDES]`: is all as a run needs it? Alone: the installation; under srun or torchrun: the nodes."""
+"""`omnirl-hpc doctor [OVERRIDES]`: is all as a run needs it? Alone: the installation; under srun or torchrun:
+the nodes.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import Sequence
+from collections.abc import Sequence
 
 from omnirl_hpc import __version__, installation
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.errors import PreflightError
 from omnirl_hpc.launch.identity import find_identity
 from omnirl_hpc.launch.runtime import prepare_process
@@ -27,10 +29,12 @@ What is not given is not checked. Ranks that do not arrive within 60 s are named
 Exit code 0: all is well, or there are warnings; 1: a check failed; 2: a setting is wrong.
 """
 
-# Settings without a default, which a preflight by hand may leave out (preflight.facts.NOT_GIVEN), and a shorter deadline.
+# Settings without a default, which a preflight by hand may leave out (preflight.facts.NOT_GIVEN), and a
+# shorter deadline.
 DEFAULTS = ("run_dir=-", "model.path=-", "data.prompts=-", "timeout_seconds=60")
 
-# vllm-omni -> the versions that it was released with (its metadata, and the sets in constraints/ that install together)
+# vllm-omni -> the versions that it was released with (its metadata, and the sets in constraints/ that install
+# together)
 GOES_WITH = {
     (0, 30): {"torch": "2.13", "diffusers": "0.40", "transformers": "5.1", "accelerate": "1.12"},
     (0, 26): {"torch": "2.11", "diffusers": "0.38"},
@@ -42,7 +46,9 @@ def run(arguments: Sequence[str]) -> None:
     if "-h" in arguments or "--help" in arguments:
         print(USAGE, end="")
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be saved: end at once, even within a C++ wait
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # nothing is to be saved: end at once, even within a C++ wait
     identity = find_identity()
     with rank_0_speaks_first(identity):
         config = load_config([*DEFAULTS, *arguments]).config
@@ -53,10 +59,10 @@ def run(arguments: Sequence[str]) -> None:
         if config.rollout.engine == "vllm_omni":
             versions.require()
     prepare_process(config.threads_per_rank)
+    from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
+    from omnirl_hpc.checks.preflight.network import SIZES
+    from omnirl_hpc.checks.preflight.preflight import checked_process_group
     from omnirl_hpc.launch.groups import pick_device
-    from omnirl_hpc.preflight.findings import FAILED, SKIPPED
-    from omnirl_hpc.preflight.network import SIZES
-    from omnirl_hpc.preflight.preflight import checked_process_group
 
     with rank_0_speaks_first(identity):
         try:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
-from omnirl_hpc.adapters import adapter_file, find_run_adapter, load_adapter, read_adapter_config, step_or_best
+from omnirl_hpc.checkpoints.adapters import (
+    adapter_file,
+    find_run_adapter,
+    load_adapter,
+    read_adapter_config,
+    step_or_best,
+)
+from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, LoraConfig
-from omnirl_hpc.data.checks import check_prompt_lengths, check_prompts
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -30,11 +37,21 @@ def run(arguments: Sequence[str]) -> None:
         "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be used while the run "
         "goes on.",
     )
-    parser.add_argument("source", type=Path, metavar="RUN", help="a run's folder, or an adapter's (then give recipe=… too)")
-    parser.add_argument("out", type=Path, metavar="OUT", help="a folder; what is there already is not made again")
-    parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
     parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as evaluation.num_prompts=64"
+        "source", type=Path, metavar="RUN", help="a run's folder, or an adapter's (then give recipe=… too)"
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="a folder; what is there already is not made again"
+    )
+    parser.add_argument(
+        "--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings, such as evaluation.num_prompts=64",
     )
     options = parser.parse_intermixed_args(arguments)
     identity = find_identity()
@@ -42,7 +59,11 @@ def run(arguments: Sequence[str]) -> None:
         if adapter_file(options.source) is not None:
             if options.step is not None:
                 raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")
-            config, step, adapters = load_config(["run_dir=.", *options.overrides]).config, 0, {"adapter": options.source}
+            config, step, adapters = (
+                load_config(["run_dir=.", *options.overrides]).config,
+                0,
+                {"adapter": options.source},
+            )
         else:
             config, step, adapters = of_run(options.source, options.step, options.overrides)
         prepare(config, adapters["adapter"], identity)
@@ -56,7 +77,9 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
     run_directory.require_run()
     config = load_run_config(run_directory.config, overrides, unused=("algorithm",)).config
     if config.actor.train == "full":
-        raise ConfigError(f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer")
+        raise ConfigError(
+            f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer"
+        )
     step, adapter = find_run_adapter(run_directory.checkpoints, step)
     ema = adapter.with_name("ema")
     return config, step, ({"ema": ema} if adapter_file(ema) else {}) | {"adapter": adapter}
@@ -67,7 +90,9 @@ def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     lora = read_adapter_config(adapter)
     if not isinstance(lora["target_modules"], list):
         raise ConfigError(f"the adapter in {adapter} names its modules by a pattern; a list is needed")
-    config.actor.lora = LoraConfig(lora["r"], lora["lora_alpha"], lora["target_modules"], config.actor.lora.dtype)
+    config.actor.lora = LoraConfig(
+        lora["r"], lora["lora_alpha"], lora["target_modules"], config.actor.lora.dtype
+    )
     # There is no actor.
     config.residency, config.actor.shard_size, config.actor.compile = "resident", None, False
     config.evaluation.every = 1  # this is one: the rules for it count
@@ -79,7 +104,9 @@ def prepare(config: Config, adapter: Path, identity: Identity) -> None:
 
 
 def make_folder(out: Path) -> None:
-    """Raises ConfigError for a folder that cannot be written to, or that holds something else than evaluations."""
+    """Raises ConfigError for a folder that cannot be written to, or that holds something else than
+    evaluations.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         inside = [path.name for path in out.iterdir()]
@@ -121,7 +148,9 @@ def as_rank_0_found(step: int, adapters: dict[str, Path]) -> tuple[int, dict[str
     return found[0], found[1]
 
 
-def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any) -> None:
+def compare(
+    config: Config, step: int, adapters: dict[str, Path], out: Path, identity: Identity, device: Any
+) -> None:
     import torch
 
     from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
@@ -135,7 +164,8 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
     loras = together(
-        lambda: {policy: on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()}, CheckpointError
+        lambda: {policy: on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()},
+        CheckpointError,
     )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family.count_text_tokens)
@@ -145,7 +175,9 @@ def compare(config: Config, step: int, adapters: dict[str, Path], out: Path, ide
         embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
         evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
         if device.type == "cuda":
-            fit_micro_batch_size(engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True)
+            fit_micro_batch_size(
+                engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True
+            )
         evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, check_stop=lambda: None)
         engine.close()
     finally:

@@ -1,14 +1,17 @@
-"""`omnirl-hpc export RUN OUT`: what a run has trained for plain diffusers: an adapter, or a whole transformer."""
+"""`omnirl-hpc export RUN OUT`: what a run has trained for plain diffusers: an adapter, or a whole
+transformer.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any
 
-from omnirl_hpc.adapters import (
+from omnirl_hpc.checkpoints.adapters import (
     find_run_adapter,
     find_run_checkpoint,
     load_adapter,
@@ -31,10 +34,20 @@ def run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`")
-    parser.add_argument("--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)")
-    parser.add_argument("--merge", action="store_true", help="add it to the weights and write the whole transformer")
-    parser.add_argument("--model", metavar="DIR", help="the model, where it is needed and not at the run's model.path any more")
+    parser.add_argument(
+        "--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)"
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="add it to the weights and write the whole transformer"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="the model, where it is needed and not at the run's model.path any more",
+    )
     options = parser.parse_args(arguments)
     run_directory = RunDirectory(options.run)
     run_directory.require_run()
@@ -47,7 +60,9 @@ def run(arguments: Sequence[str]) -> None:
         )
     if (full or options.merge) and not (Path(config.model.path) / "transformer").is_dir():
         needing = "--merge" if options.merge else "a run that trains all weights"
-        raise ConfigError(f"{needing} needs the model, and model.path={config.model.path} is none: say where it is with --model")
+        raise ConfigError(
+            f"{needing} needs the model, and model.path={config.model.path} is none: say where it is with --model"
+        )
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: delete it or choose another name")
     if full:
@@ -56,7 +71,9 @@ def run(arguments: Sequence[str]) -> None:
         export_adapter(run_directory, options.out, config, options.step, options.ema, options.merge)
 
 
-def export_adapter(run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool) -> None:
+def export_adapter(
+    run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool
+) -> None:
     step, folder = find_run_adapter(run_directory.checkpoints, step, ema)
     lora, settings = load_adapter(folder), read_adapter_config(folder)
     with whole_folder(out) as partial:
@@ -65,7 +82,11 @@ def export_adapter(run_directory: RunDirectory, out: Path, config: Config, step:
         else:
             save_diffusers_adapter(partial, lora, settings)
     what = f"{'EMA ' if ema else ''}adapter after {step} steps"
-    use = f"transformer=….from_pretrained({str(out)!r})" if merge else f"pipeline.load_lora_weights({str(out)!r})"
+    use = (
+        f"transformer=….from_pretrained({str(out)!r})"
+        if merge
+        else f"pipeline.load_lora_weights({str(out)!r})"
+    )
     print(f"wrote the {what}{', merged into the transformer' if merge else ''}: {use}")
 
 
@@ -95,7 +116,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 def read_transformer(checkpoint: Path, config: Config) -> Any:
     """The transformer with the weights of a checkpoint."""
     _, transformer = load_base(config)
-    from omnirl_hpc.checkpoint import load_weights
+    from omnirl_hpc.checkpoints.checkpointer import load_weights
 
     load_weights(checkpoint, transformer)
     return transformer

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import fields
-from typing import Iterable, TypeVar
+from typing import TypeVar
 
 from omnirl_hpc.errors import ConfigError
 
 Request = TypeVar("Request")
 
 
-def split_keys(arguments: Iterable[str], request: Request, may_be_zero: tuple[str, ...] = ()) -> tuple[Request, list[str]]:
+def split_keys(
+    arguments: Iterable[str], request: Request, may_be_zero: tuple[str, ...] = ()
+) -> tuple[Request, list[str]]:
     """Set the fields of the dataclass `request` that `arguments` name; returns it and all other arguments.
 
-    Raises ConfigError where a field that is a number gets something else, and for a key that is nearly a field.
+    Raises ConfigError where a field that is a number gets something else, and for a key that is nearly a
+    field.
     """
     known = {field.name: field for field in fields(request)}
     overrides = []

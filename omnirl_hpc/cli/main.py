@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from omnirl_hpc import __version__
 from omnirl_hpc.errors import EXIT_INTERRUPTED, EXIT_USAGE, OmniRLError
@@ -23,17 +23,35 @@ COMMANDS = {
         "omnirl_hpc.cli.evaluate",
         "base and adapter side by side on fixed prompts: omnirl-hpc evaluate RUN OUT [--step N] …",
     ),
-    "status": ("omnirl_hpc.cli.status", "step, reward, speed and checkpoints of a run: omnirl-hpc status RUN"),
-    "report": ("omnirl_hpc.cli.report", "one page about a run that opens offline: omnirl-hpc report RUN [--out FILE]"),
-    "export": ("omnirl_hpc.cli.export", "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]"),
+    "status": (
+        "omnirl_hpc.cli.status",
+        "step, reward, speed and checkpoints of a run: omnirl-hpc status RUN",
+    ),
+    "report": (
+        "omnirl_hpc.cli.report",
+        "one page about a run that opens offline: omnirl-hpc report RUN [--out FILE]",
+    ),
+    "export": (
+        "omnirl_hpc.cli.export",
+        "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]",
+    ),
     "plan": (
         "omnirl_hpc.cli.plan",
         "memory, time and layout of a run, without a GPU: omnirl-hpc plan recipe=NAME nodes=2 gpu=h200 …",
     ),
-    "recipes": ("omnirl_hpc.cli.recipes", "the recipes and where their numbers come from: omnirl-hpc recipes"),
+    "recipes": (
+        "omnirl_hpc.cli.recipes",
+        "the recipes and where their numbers come from: omnirl-hpc recipes",
+    ),
     "compare": ("omnirl_hpc.cli.compare", "are two runs equal to the bit: omnirl-hpc compare RUN_A RUN_B"),
-    "submit": ("omnirl_hpc.cli.submit", "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …"),
-    "sweep": ("omnirl_hpc.cli.sweep", "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …"),
+    "submit": (
+        "omnirl_hpc.cli.submit",
+        "make a Slurm job script from settings and submit it: omnirl-hpc submit [--dry-run] …",
+    ),
+    "sweep": (
+        "omnirl_hpc.cli.sweep",
+        "the combinations of a sweep, for job arrays: omnirl-hpc sweep seed=0,1 …",
+    ),
     "doctor": (
         "omnirl_hpc.cli.doctor",
         "test the installation, or with srun the nodes: [srun] omnirl-hpc doctor [recipe=NAME …]",
@@ -42,8 +60,14 @@ COMMANDS = {
         "omnirl_hpc.cli.prefetch",
         "fetch a recipe's model for offline nodes: omnirl-hpc prefetch recipe=NAME model.path=DIR",
     ),
-    "tiny-model": ("omnirl_hpc.cli.tiny_model", "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT"),
-    "prompts": ("omnirl_hpc.cli.prompts", "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE"),
+    "tiny-model": (
+        "omnirl_hpc.cli.tiny_model",
+        "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT",
+    ),
+    "prompts": (
+        "omnirl_hpc.cli.prompts",
+        "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE",
+    ),
 }
 
 
@@ -58,7 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     command, *rest = arguments
     if command not in COMMANDS:
-        print(f"omnirl-hpc: unknown command {command!r}; known: {', '.join(COMMANDS)} (see omnirl-hpc help)", file=sys.stderr)
+        print(
+            f"omnirl-hpc: unknown command {command!r}; known: {', '.join(COMMANDS)} (see omnirl-hpc help)",
+            file=sys.stderr,
+        )
         sys.exit(EXIT_USAGE)
     try:
         importlib.import_module(COMMANDS[command][0]).run(rest)
@@ -75,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def tell_torchrun(said: str) -> None:
-    """torchrun ends with a traceback of its own, and below it what the first rank that failed has written here."""
+    """torchrun ends with a traceback of its own, and below it what the first rank that failed has written
+    here.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": said, "timestamp": str(int(time.time()))}
         Path(file).write_text(json.dumps({"message": {"message": said, "extraInfo": extra}}))

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import NO_PATHS, load_config
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import EXIT_FAILED, ConfigError
 from omnirl_hpc.layout import Layout, make_layout
-from omnirl_hpc.planning.estimate import Estimate, estimate, find_shape, samples_of_rank, typical_text_width, with_residency
+from omnirl_hpc.planning.estimate import (
+    Estimate,
+    estimate,
+    find_shape,
+    samples_of_rank,
+    typical_text_width,
+    with_residency,
+)
 from omnirl_hpc.planning.gpus import GIB, GPUS, Gpu, find_gpu
-from omnirl_hpc.planning.levers import changes_that_divide, changes_that_fit, show
+from omnirl_hpc.checks.levers import changes_that_divide, changes_that_fit, show
 from omnirl_hpc.planning.residency import SAFE_SHARE, choose_residency
 from omnirl_hpc.planning.speed import step_flops, step_seconds
 
@@ -39,12 +46,18 @@ class Machine:
     gpus_per_node: int = 4
     gpu: str = "h200"
     host_memory: int = 0  # GiB of a node; 0: not known
-    text_tokens: int = 0  # the width that prompts are padded to; 0: the first of data.text_lengths from 128 on
+    text_tokens: int = (
+        0  # the width that prompts are padded to; 0: the first of data.text_lengths from 128 on
+    )
 
 
 def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE + "\n".join(f"  {field.name}={field.default}" for field in fields(Machine)) + f"\nGPUs: {', '.join(GPUS)}")
+        print(
+            USAGE
+            + "\n".join(f"  {field.name}={field.default}" for field in fields(Machine))
+            + f"\nGPUs: {', '.join(GPUS)}"
+        )
         return
     machine, overrides = split_keys(arguments, Machine(), may_be_zero=("host_memory", "text_tokens"))
     gpu = find_gpu(machine.gpu)
@@ -57,8 +70,12 @@ def run(arguments: Sequence[str]) -> None:
     needed = estimate(config, layout, text_width)
 
     console = Console()
-    console = console if console.is_terminal else Console(width=150)  # a log is no terminal: rich would guess 80 columns
-    console.print(f"{find_shape(config).source}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu}; {layout.describe()}")
+    console = (
+        console if console.is_terminal else Console(width=150)
+    )  # a log is no terminal: rich would guess 80 columns
+    console.print(
+        f"{find_shape(config).source}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu}; {layout.describe()}"
+    )
     console.print(f"residency {config.residency}" + (f" (auto: {why})" if why else ""), highlight=False)
     for table in (
         layout_table(config, world_size, machine.gpus_per_node),
@@ -83,7 +100,9 @@ def _check(config: Config, world_size: int) -> None:
         check(config, world_size, files=False)
     except ConfigError as error:
         ways = " | ".join(show(change) for change in changes_that_divide(config, world_size))
-        raise ConfigError(f"{error}" + (f". On {world_size} ranks these would do: {ways}" if ways else "")) from None
+        raise ConfigError(
+            f"{error}" + (f". On {world_size} ranks these would do: {ways}" if ways else "")
+        ) from None
 
 
 def _text_width(config: Config, asked: int) -> int:
@@ -101,7 +120,14 @@ def _resolve(config: Config, layout: Layout, gpu: Gpu, text_width: int) -> tuple
 
 def layout_table(config: Config, world_size: int, per_node: int) -> Table:
     """A row for each rank of a small job, for each node of a large one."""
-    table = Table("node", "ranks", "rollout replicas", "copies of the actor's weights", "parts of a copy", title="Layout")
+    table = Table(
+        "node",
+        "ranks",
+        "rollout replicas",
+        "copies of the actor's weights",
+        "parts of a copy",
+        title="Layout",
+    )
     parts = [range(rank, rank + 1) for rank in range(world_size)]
     if world_size > RANKS_SHOWN_ONE_BY_ONE:
         parts = [range(first, first + per_node) for first in range(0, world_size, per_node)]
@@ -143,7 +169,9 @@ def gpu_table(needed: Estimate, gpu: Gpu) -> Table:
 
 
 def host_table(needed: Estimate, machine: Machine) -> Table:
-    table = Table("part", "of a rank", f"of a node ({machine.gpus_per_node} rank(s))", title="Host memory and disk, GiB")
+    table = Table(
+        "part", "of a rank", f"of a node ({machine.gpus_per_node} rank(s))", title="Host memory and disk, GiB"
+    )
     for name, size in needed.host.items():
         table.add_row(name, gib(size), gib(size * machine.gpus_per_node))
     table.add_section()
@@ -159,18 +187,27 @@ def host_table(needed: Estimate, machine: Machine) -> Table:
 def time_table(config: Config, layout: Layout, gpu: Gpu, text_width: int) -> Table:
     flops, seconds = step_flops(config, layout, text_width), step_seconds(config, layout, gpu, text_width)
     total, images = sum(seconds.values()), samples_of_rank(config, layout)
-    table = Table("phase", "TFLOP of a GPU", "seconds", title=f"A step: {images} images of each GPU, {text_width} text tokens")
+    table = Table(
+        "phase",
+        "TFLOP of a GPU",
+        "seconds",
+        title=f"A step: {images} images of each GPU, {text_width} text tokens",
+    )
     for phase, value in seconds.items():
         table.add_row(phase, number(flops[phase] / 1e12) if phase in flops else "", number(value))
     table.add_section()
     table.add_row("all", number(sum(flops.values()) / 1e12), number(total))
-    table.add_row("one forward pass of one image", number(find_shape(config).forward_flops(text_width) / 1e12), "")
+    table.add_row(
+        "one forward pass of one image", number(find_shape(config).forward_flops(text_width) / 1e12), ""
+    )
     table.add_row("images a second and GPU", "", number(images / total))
     table.add_row(f"hours for {config.steps} steps", "", number(config.steps * total / 3600))
     return _numbers(table)
 
 
-def verdict(config: Config, layout: Layout, needed: Estimate, machine: Machine, gpu: Gpu, text_width: int) -> list[str]:
+def verdict(
+    config: Config, layout: Layout, needed: Estimate, machine: Machine, gpu: Gpu, text_width: int
+) -> list[str]:
     """What does not fit, and what to change; nothing where all fits."""
     problems = []
     if needed.gpu_bytes > gpu.memory:
@@ -180,15 +217,21 @@ def verdict(config: Config, layout: Layout, needed: Estimate, machine: Machine, 
             line += f"Change: {show(change)} (then {gib(then)} GiB)"
         else:
             tried = f" even with {show(change)}" if change else ""
-            line += f"It needs {gib(then)} GiB{tried}: use more GPUs, a GPU with more memory, or smaller images"
+            line += (
+                f"It needs {gib(then)} GiB{tried}: use more GPUs, a GPU with more memory, or smaller images"
+            )
         problems.append(line)
     node = needed.node_bytes(machine.gpus_per_node)
     if machine.host_memory and node > machine.host_memory * GIB:
         resident = estimate(with_residency(config, "resident"), layout, text_width)
         cure = "fewer ranks a node (gpus_per_node=) on more nodes"
         if resident.gpu_bytes <= gpu.memory and resident.node_bytes(machine.gpus_per_node) < node:
-            cure = f"residency=resident (then {gib(resident.node_bytes(machine.gpus_per_node))} GiB), or {cure}"
-        problems.append(f"It does not fit: a node needs {gib(node)} of {machine.host_memory} GiB of host memory. Change: {cure}")
+            cure = (
+                f"residency=resident (then {gib(resident.node_bytes(machine.gpus_per_node))} GiB), or {cure}"
+            )
+        problems.append(
+            f"It does not fit: a node needs {gib(node)} of {machine.host_memory} GiB of host memory. Change: {cure}"
+        )
     return problems
 
 
@@ -197,7 +240,9 @@ def hints(config: Config, layout: Layout, needed: Estimate, machine: Machine, gp
     if f"model.path={config.model.path}" not in NO_PATHS and not Path(config.model.path).is_dir():
         lines.append(f"model.path={config.model.path} is not here: sizes are those of the published model.")
     if SAFE_SHARE * gpu.memory < needed.gpu_bytes <= gpu.memory:
-        lines.append(f"It is tight: more than {SAFE_SHARE:.0%} of the GPU, and estimates are good to about a tenth.")
+        lines.append(
+            f"It is tight: more than {SAFE_SHARE:.0%} of the GPU, and estimates are good to about a tenth."
+        )
     if machine.nodes > 1 and layout.shard_size > machine.gpus_per_node:
         lines.append(
             f"The actor's weights are gathered over {machine.nodes} nodes in every pass, which is not in these seconds: "

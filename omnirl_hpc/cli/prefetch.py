@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
+from omnirl_hpc.checks.preflight.model_files import find_problems
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import ConfigError, FetchError
-from omnirl_hpc.preflight.model_files import find_problems
 
 USAGE = """usage: omnirl-hpc prefetch recipe=NAME model.path=DIR [model.repo=ORGANISATION/NAME]
 
@@ -30,19 +30,29 @@ def run(arguments: Sequence[str]) -> None:
             "fetched: omnirl-hpc tiny-model)"
         )
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() not in ("0", "OFF", "NO", "FALSE", ""):
-        raise ConfigError(f"HF_HUB_OFFLINE={os.environ['HF_HUB_OFFLINE']} forbids downloads: unset it on the login node")
+        raise ConfigError(
+            f"HF_HUB_OFFLINE={os.environ['HF_HUB_OFFLINE']} forbids downloads: unset it on the login node"
+        )
     folder = Path(model.path)
     commit = fetch(model.repo, folder)
     if problems := find_problems(folder):
-        raise FetchError(f"{model.repo} in model.path={folder} is not complete: {'; '.join(problems)}; the same command goes on")
+        raise FetchError(
+            f"{model.repo} in model.path={folder} is not complete: {'; '.join(problems)}; the same command goes on"
+        )
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{model.repo} (commit {commit}) is complete in {folder}, {size / 1e9:.1f} GB. On the nodes:")
-    print(f"  RECIPE={recipe} MODEL={folder.resolve()} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh")
-    print(f"  srun omnirl-hpc doctor recipe={recipe} model.path={folder.resolve()}     # tests it there first")
+    print(
+        f"  RECIPE={recipe} MODEL={folder.resolve()} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh"
+    )
+    print(
+        f"  srun omnirl-hpc doctor recipe={recipe} model.path={folder.resolve()}     # tests it there first"
+    )
 
 
 def fetch(repo: str, folder: Path) -> str:
-    """All files of a repository into `folder`; returns the commit. Raises FetchError, ConfigError for a wrong model.repo."""
+    """All files of a repository into `folder`; returns the commit. Raises FetchError, ConfigError for a wrong
+    model.repo.
+    """
     import httpx
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -54,21 +64,29 @@ def fetch(repo: str, folder: Path) -> str:
     )
 
     try:
-        commit = HfApi().model_info(repo).sha  # without a network, snapshot_download is content with what is there
+        commit = (
+            HfApi().model_info(repo).sha
+        )  # without a network, snapshot_download is content with what is there
         snapshot_download(repo, revision=commit, local_dir=folder)
     except HFValidationError as error:
         raise ConfigError(f"model.repo={repo} is not a repository's name: {_line(error)}") from None
     except GatedRepoError:
-        raise ConfigError(f"model.repo={repo} is gated: accept its terms on the hub, then set HF_TOKEN") from None
+        raise ConfigError(
+            f"model.repo={repo} is gated: accept its terms on the hub, then set HF_TOKEN"
+        ) from None
     except RepositoryNotFoundError:
-        raise ConfigError(f"model.repo={repo} does not exist on the hub, or is private: see the name, or set HF_TOKEN") from None
+        raise ConfigError(
+            f"model.repo={repo} does not exist on the hub, or is private: see the name, or set HF_TOKEN"
+        ) from None
     except (LocalEntryNotFoundError, httpx.TransportError) as error:
         raise FetchError(
             f"the hub cannot be reached ({_line(error.__cause__ or error)}): run this where there is a network (a login node), "
             "or set HTTPS_PROXY or HF_ENDPOINT; the same command goes on with what is there"
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        raise FetchError(f"{repo} could not be fetched into {folder}: {_line(error)}; the same command goes on") from None
+        raise FetchError(
+            f"{repo} could not be fetched into {folder}: {_line(error)}; the same command goes on"
+        ) from None
     return commit
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Sequence
 
 from omnirl_hpc.errors import ConfigError, DataError
 
@@ -29,17 +29,29 @@ def run(arguments: Sequence[str]) -> None:
         metavar="FILE",
         help=".txt (a prompt a line, its target between double quotes), .jsonl, .csv or .parquet (ours or verl-omni's)",
     )
-    parser.add_argument("--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used")
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="with --check: also count tokens with this checkpoint's tokenizer"
+        "--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used"
     )
-    parser.add_argument("--family", default="qwen_image", help="with --model: its family, or your own as module:Class")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="with --check: also count tokens with this checkpoint's tokenizer",
+    )
+    parser.add_argument(
+        "--family", default="qwen_image", help="with --model: its family, or your own as module:Class"
+    )
     options = parser.parse_args(arguments)
     if options.check is not None:
         check_table(options.check, _token_counter(options.family, options.model) if options.model else None)
     elif options.out is not None and options.source is not None and options.kind is None:
         convert_table(options.source, options.out)
-    elif options.out is not None and options.kind is not None and options.count is not None and options.source is None:
+    elif (
+        options.out is not None
+        and options.kind is not None
+        and options.count is not None
+        and options.source is None
+    ):
         write_table(options.out, options.count, options.seed)
     else:
         parser.error("say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE")
@@ -57,7 +69,9 @@ def write_table(out: Path, count: int, seed: int) -> None:
 
 def convert_table(source: Path, out: Path) -> None:
     if not source.is_file():
-        raise ConfigError(f"--from {source} does not exist" if not source.exists() else f"--from {source} is not a file")
+        raise ConfigError(
+            f"--from {source} does not exist" if not source.exists() else f"--from {source} is not a file"
+        )
     from omnirl_hpc.data.conversion import convert
 
     with _new_file(out):
@@ -77,7 +91,9 @@ def _new_file(out: Path) -> Iterator[None]:
 
 
 def check_table(file: Path, count_tokens: Callable[[str], int] | None = None) -> None:
-    """Print what cannot be used. Raises DataError where there is anything: a job would have met it in some later hour."""
+    """Print what cannot be used. Raises DataError where there is anything: a job would have met it in some
+    later hour.
+    """
     from omnirl_hpc.data.prompts import PromptTable
 
     table, faults, longest, identities = PromptTable(file), [], 0, set()
@@ -98,7 +114,10 @@ def check_table(file: Path, count_tokens: Callable[[str], int] | None = None) ->
         print(fault)
     if faults:
         raise DataError(f"{len(faults)} of {len(table)} rows of {file} cannot be used")
-    print(f"{file}: {len(table)} prompts, all usable" + (f"; the longest has {longest} tokens" if count_tokens else ""))
+    print(
+        f"{file}: {len(table)} prompts, all usable"
+        + (f"; the longest has {longest} tokens" if count_tokens else "")
+    )
 
 
 def _token_counter(family: str, model: Path) -> Callable[[str], int]:

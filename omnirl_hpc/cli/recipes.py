@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -17,16 +17,22 @@ COLUMNS = ("recipe", "model", "algorithm", "rollout", "actor", "reward", "GPUs",
 
 
 def run(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("omnirl-hpc recipes", description="List the recipes: omnirl-hpc train recipe=NAME …")
+    parser = argparse.ArgumentParser(
+        "omnirl-hpc recipes", description="List the recipes: omnirl-hpc train recipe=NAME …"
+    )
     parser.parse_args(arguments)
     table = Table(*COLUMNS)
     for file in recipe_files():
         try:
             table.add_row(*row(file))
-        except ConfigError as error:  # one that cannot be used here, as where its own classes are not found, hides no other
+        except (
+            ConfigError
+        ) as error:  # one that cannot be used here, as where its own classes are not found, hides no other
             table.add_row(file.stem, *[""] * (len(COLUMNS) - 2), str(error))
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)  # a log is no terminal: rich would guess 80 columns
+    (console if console.is_terminal else Console(width=200)).print(
+        table
+    )  # a log is no terminal: rich would guess 80 columns
 
 
 def recipe_files() -> list[Path]:
@@ -49,5 +55,9 @@ def row(file: Path) -> tuple[str, ...]:
 
 
 def header(file: Path) -> dict[str, str]:
-    """What the comments at the top of a recipe say in lines `# GPUs: …` and `# Source: …`; empty where they do not."""
-    return {"GPUs": "", "Source": ""} | dict(re.findall(r"^# (GPUs|Source): (.+)$", file.read_text(), re.MULTILINE))
+    """What the comments at the top of a recipe say in lines `# GPUs: …` and `# Source: …`; empty where they
+    do not.
+    """
+    return {"GPUs": "", "Source": ""} | dict(
+        re.findall(r"^# (GPUs|Source): (.+)$", file.read_text(), re.MULTILINE)
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.report.page import write_report

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Sequence
 
-from omnirl_hpc.checkpoint_files import checkpoint_path, find_fault, steps_in
+from omnirl_hpc.checkpoints.files import checkpoint_path, find_fault, steps_in
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 
 

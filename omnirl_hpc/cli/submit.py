@@ -1,6 +1,7 @@
 """`omnirl-hpc submit …`: a job script for Slurm made from settings, checked on the login node, and submitted.
 
-For people who would rather not edit a script: what is submitted is sbatch/common.sh with a header, and --dry-run prints it.
+For people who would rather not edit a script: what is submitted is sbatch/common.sh with a header, and
+--dry-run prints it.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 import math
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Sequence
 
+from omnirl_hpc.checks.data import check_prompts
+from omnirl_hpc.checks.require import one_of, require
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.config.require import one_of, require
-from omnirl_hpc.config.rules import check
-from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.errors import ConfigError
 
 LAUNCHERS = ("srun", "torchrun", "pmix", "mpirun")  # as in sbatch/common.sh
@@ -36,7 +37,9 @@ class Request:
     cpus_per_task: int = 8
     time: str = "24:00:00"
     warning: int = 300  # seconds before the time limit at which the run is told to save
-    chain: int = 1  # jobs one after the other, for runs that are longer than the limit where requeue is not allowed
+    chain: int = (
+        1  # jobs one after the other, for runs that are longer than the limit where requeue is not allowed
+    )
     job_name: str = ""  # the recipe
     account: str = ""
     partition: str = ""
@@ -57,11 +60,16 @@ def run(arguments: Sequence[str]) -> None:
     if dry_run:
         print(script, end="")
         return
-    Path("logs").mkdir(exist_ok=True)  # Slurm ends a job without a word where the folder of --output is missing
+    Path("logs").mkdir(
+        exist_ok=True
+    )  # Slurm ends a job without a word where the folder of --output is missing
     jobs: list[str] = []
     for number in range(request.chain):
         jobs.append(submit(script, jobs))
-        print(f"job {jobs[-1]}" + (f", if job {jobs[-2]} ends before the run is complete" if number else ""), flush=True)
+        print(
+            f"job {jobs[-1]}" + (f", if job {jobs[-2]} ends before the run is complete" if number else ""),
+            flush=True,
+        )
 
 
 def split(arguments: Sequence[str]) -> tuple[Request, list[str]]:
@@ -116,7 +124,9 @@ def render(request: Request, overrides: Sequence[str]) -> str:
     header += ["#SBATCH --requeue"] if request.chain == 1 else []
     exports = [f"{knob}={shlex.quote(str(value))}" for knob, value in knobs.items() if value != ""]
     common = (script_folder() / "common.sh").read_text()
-    return "\n".join(["#!/usr/bin/env bash", *header, "", *exports, "", common, shlex.join(["train", *rest]), ""])
+    return "\n".join(
+        ["#!/usr/bin/env bash", *header, "", *exports, "", common, shlex.join(["train", *rest]), ""]
+    )
 
 
 def check_request(request: Request) -> None:
@@ -124,12 +134,17 @@ def check_request(request: Request) -> None:
     one_of("launcher", request.launcher, LAUNCHERS)
     for field in fields(request):
         value = str(getattr(request, field.name))
-        if field.name not in ("container", "binds", "python") and any(character.isspace() for character in value):
+        if field.name not in ("container", "binds", "python") and any(
+            character.isspace() for character in value
+        ):
             raise ConfigError(f"{field.name}={value} has a space, which ends the value on a line of #SBATCH")
     require(
-        request.warning < seconds_of(request.time), f"warning={request.warning} (seconds) must be less than time={request.time}"
+        request.warning < seconds_of(request.time),
+        f"warning={request.warning} (seconds) must be less than time={request.time}",
     )
-    here = {"container": request.container} if request.container else {"python": request.python}  # a container has its own python
+    here = (
+        {"container": request.container} if request.container else {"python": request.python}
+    )  # a container has its own python
     for key, value in here.items():
         require("/" not in value or "://" in value or Path(value).exists(), f"{key}={value} does not exist")
 
@@ -147,14 +162,18 @@ def seconds_of(time: str) -> float:
 
 
 def submit(script: str, earlier: Sequence[str]) -> str:
-    """The number of the job. It runs only where all `earlier` ones of the chain ended without completing the run."""
+    """The number of the job. It runs only where all `earlier` ones of the chain ended without completing the
+    run.
+    """
     command = ["sbatch", "--parsable"]
     if earlier:
         command += [f"--dependency=afternotok:{':'.join(earlier)}", "--kill-on-invalid-dep=yes"]
     try:
         ended = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise ConfigError("sbatch is not here: run this on a login node of a Slurm cluster, or add --dry-run") from None
+        raise ConfigError(
+            "sbatch is not here: run this on a login node of a Slurm cluster, or add --dry-run"
+        ) from None
     if ended.returncode:
         raise ConfigError(f"Slurm refused the job: {' '.join(ended.stderr.split())}")
     return ended.stdout.strip().split(";")[0]
@@ -166,4 +185,6 @@ def script_folder() -> Path:
     for folder in (package / "sbatch", package.parent / "sbatch"):
         if (folder / "common.sh").is_file():
             return folder
-    raise ConfigError(f"the installation is incomplete: no sbatch/common.sh in {package} or beside it; install again")
+    raise ConfigError(
+        f"the installation is incomplete: no sbatch/common.sh in {package} or beside it; install again"
+    )

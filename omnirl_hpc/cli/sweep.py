@@ -1,9 +1,11 @@
-"""`omnirl-hpc sweep OVERRIDES`: the combinations of a sweep in Hydra's syntax. sbatch/sweep.sh trains one in each task."""
+"""`omnirl-hpc sweep OVERRIDES`: the combinations of a sweep in Hydra's syntax. sbatch/sweep.sh trains one in
+each task.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Sequence
+from collections.abc import Sequence
 
 from omnirl_hpc.errors import ConfigError
 
@@ -14,7 +16,9 @@ def run(arguments: Sequence[str]) -> None:
         description="List the combinations of overrides such as seed=0,1 sampling.transition=sde,cps, with numbers.",
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    parser.add_argument("--task", type=int, metavar="N", help="print the overrides of combination N, one a line")
+    parser.add_argument(
+        "--task", type=int, metavar="N", help="print the overrides of combination N, one a line"
+    )
     options = parser.parse_args(arguments)
     found = combinations(options.overrides)
     if options.task is None:
@@ -29,7 +33,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """All combinations, the last override varying fastest. Raises ConfigError where an override cannot be read."""
+    """All combinations, the last override varying fastest. Raises ConfigError where an override cannot be
+    read.
+    """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

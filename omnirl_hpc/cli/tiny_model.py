@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 from omnirl_hpc.errors import ConfigError
 
 
 def run(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("omnirl-hpc tiny-model", description="Write a tiny Qwen-Image with random weights (2 MB).")
+    parser = argparse.ArgumentParser(
+        "omnirl-hpc tiny-model", description="Write a tiny Qwen-Image with random weights (2 MB)."
+    )
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--full-size", action="store_true", help="Qwen-Image's own transformer and VAE (41 GB), to measure with")
+    parser.add_argument(
+        "--full-size",
+        action="store_true",
+        help="Qwen-Image's own transformer and VAE (41 GB), to measure with",
+    )
     options = parser.parse_args(arguments)
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists and is not an empty folder")
@@ -24,7 +30,7 @@ def run(arguments: Sequence[str]) -> None:
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
-    from omnirl_hpc.models.tiny_qwen_image import write_full_size_qwen_image, write_tiny_qwen_image
+    from omnirl_hpc.models.qwen_image.tiny import write_full_size_qwen_image, write_tiny_qwen_image
 
     (write_full_size_qwen_image if options.full_size else write_tiny_qwen_image)(options.out, options.seed)
     print(f"wrote {options.out}")

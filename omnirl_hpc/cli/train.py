@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Sequence
 
+from omnirl_hpc.checks.data import check_prompts
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import schema
 from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.data.checks import check_prompts
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
@@ -51,7 +51,9 @@ def run(overrides: Sequence[str]) -> None:
     with rank_0_speaks_first(identity):
         loaded = load_config(overrides)
         if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-            loaded.config.checkpoint.resume_step = None  # meant for the job's first start; a requeued job goes on where it was
+            loaded.config.checkpoint.resume_step = (
+                None  # meant for the job's first start; a requeued job goes on where it was
+            )
         check(loaded.config, identity.world_size)
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
@@ -77,7 +79,9 @@ def run(overrides: Sequence[str]) -> None:
 def usage() -> str:
     folder = config_dir()
     groups = {
-        group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in sorted(folder.iterdir()) if group.is_dir()
+        group.name: sorted(file.stem for file in group.glob("*.yaml"))
+        for group in sorted(folder.iterdir())
+        if group.is_dir()
     }
     lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups.items()]
     return USAGE.format(configs=folder, groups="\n".join(lines), schema=schema.__file__)
@@ -97,13 +101,13 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if config.determinism == "strict":
         enable_strict()
     prepare_process(config.threads_per_rank)
+    from omnirl_hpc.checks.preflight.findings import WARNING
+    from omnirl_hpc.checks.preflight.network import QUICK_SIZES
+    from omnirl_hpc.checks.preflight.preflight import checked_process_group
     from omnirl_hpc.launch.agreement import together
     from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.trackers import Trackers
-    from omnirl_hpc.preflight.findings import WARNING
-    from omnirl_hpc.preflight.network import QUICK_SIZES
-    from omnirl_hpc.preflight.preflight import checked_process_group
     from omnirl_hpc.residency import settle_residency
     from omnirl_hpc.trainer import Trainer
 
@@ -124,15 +128,20 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
         with rank_0_speaks_first(identity):
-            trackers = together(lambda: stack.enter_context(Trackers(config, run_directory, identity.rank)), ConfigError)
+            trackers = together(
+                lambda: stack.enter_context(Trackers(config, run_directory, identity.rank)), ConfigError
+            )
         trainer = None
         try:
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
             reason = trainer.train()
-            trainer.engine.close()  # not after an error: taking leave of ranks that are stuck would only delay the end
+            # not after an error: taking leave of ranks that are stuck would only delay the end
+            trainer.engine.close()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
-        except Exception as error:  # whatever it is: only the place is added to the log, and it goes on as it came
+        except (
+            Exception
+        ) as error:  # whatever it is: only the place is added to the log, and it goes on as it came
             log.error("%s failed in phase %s", identity, timer.current, exc_info=error)
             raise
         finally:
@@ -144,7 +153,9 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
 
 
 def write_last_words(run_directory: RunDirectory) -> None:
-    """The report of a run that ended well, and what came of its reward. A report that cannot be written fails no run."""
+    """The report of a run that ended well, and what came of its reward. A report that cannot be written fails
+    no run.
+    """
     try:
         print(f"report: {write_report(run_directory.path)}")
     except OSError as error:

@@ -17,7 +17,7 @@ from omnirl_hpc.launch.runtime import forbid_downloads
 
 # group of settings -> short name -> class
 BUILT_IN = {
-    "model": {"qwen_image": "omnirl_hpc.models.qwen_image:QwenImage"},
+    "model": {"qwen_image": "omnirl_hpc.models.qwen_image.family:QwenImage"},
     "algorithm": {"flow_grpo": "omnirl_hpc.algorithms.flow_grpo:FlowGRPO"},
     "reward": {
         "jpeg_compressibility": "omnirl_hpc.rewards.jpeg_compressibility:JpegCompressibility",
@@ -47,9 +47,9 @@ def is_import_path(name: str) -> bool:
 def find_class(group: str, name: str) -> type:
     """The class behind a name in a group of settings: a short name of ours, or module:Class.
 
-    Modules are found where Python finds them, and in the working directory. Raises ConfigError where the class is not there, does
-    not derive from the group's base class or leaves some of its methods or attributes out. Our own classes are imported only
-    here, because most of them need torch.
+    Modules are found where Python finds them, and in the working directory. Raises ConfigError where the
+    class is not there, does not derive from the group's base class or leaves some of its methods or
+    attributes out. Our own classes are imported only here, because most of them need torch.
     """
     path = name if is_import_path(name) else BUILT_IN[group].get(name)
     if path is None:
@@ -58,20 +58,28 @@ def find_class(group: str, name: str) -> type:
         )
     module_name, _, class_name = path.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
-        raise ConfigError(f"{group}={path}: a class of your own is written as module:Class, such as my_package.my_module:MyClass")
+        raise ConfigError(
+            f"{group}={path}: a class of your own is written as module:Class, such as my_package.my_module:MyClass"
+        )
     found = getattr(_import(group, path, module_name), class_name, None)
     if not inspect.isclass(found):
         raise ConfigError(f"{group}={path}: the module {module_name} has no class {class_name}")
     bases = {f"{base.__module__}:{base.__qualname__}": base for base in found.__mro__}
     if BASES[group] not in bases:
-        raise ConfigError(f"{group}={path}: {class_name} does not derive from {BASES[group].replace(':', '.')}")
+        raise ConfigError(
+            f"{group}={path}: {class_name} does not derive from {BASES[group].replace(':', '.')}"
+        )
     attributes = inspect.get_annotations(bases[BASES[group]])
-    if missing := sorted({*found.__abstractmethods__, *(name for name in attributes if not hasattr(found, name))}):
+    if missing := sorted(
+        {*found.__abstractmethods__, *(name for name in attributes if not hasattr(found, name))}
+    ):
         raise ConfigError(f"{group}={path}: {class_name} does not define {', '.join(missing)}")
     try:
         inspect.signature(found).bind("its settings")
     except TypeError as error:
-        raise ConfigError(f"{group}={path}: {class_name} cannot be made from its settings alone: {error}") from None
+        raise ConfigError(
+            f"{group}={path}: {class_name} cannot be made from its settings alone: {error}"
+        ) from None
     return found
 
 
@@ -81,7 +89,9 @@ def settings_class(group: str, name: str) -> type:
         return SETTINGS[group][name]
     found, base = find_class(group, name).Settings, BASE_SETTINGS[group]
     if not (is_dataclass(found) and issubclass(found, base)):
-        raise ConfigError(f"{group}={name}: its Settings must be a dataclass that derives from {base.__module__}.{base.__name__}")
+        raise ConfigError(
+            f"{group}={name}: its Settings must be a dataclass that derives from {base.__module__}.{base.__name__}"
+        )
     return found
 
 
@@ -96,7 +106,9 @@ def _import(group: str, path: str, module_name: str):
             raise ConfigError(
                 f"{group}={path}: there is no module {error.name} on Python's path or in the working directory {os.getcwd()}"
             ) from None
-        raise ConfigError(f"{group}={path}: {module_name} needs {error.name}, which is not installed") from None
+        raise ConfigError(
+            f"{group}={path}: {module_name} needs {error.name}, which is not installed"
+        ) from None
     except SyntaxError as error:
         raise ConfigError(f"{group}={path} cannot be imported: SyntaxError: {error}") from None
     except Exception as error:  # a module of the user's own, which may raise anything

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -52,37 +52,55 @@ def config_dir() -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "train.yaml").is_file():
             return folder
-    raise ConfigError(f"the installation is incomplete: no configs/train.yaml in {package} or beside it; install again")
+    raise ConfigError(
+        f"the installation is incomplete: no configs/train.yaml in {package} or beside it; install again"
+    )
 
 
 def load_config(overrides: Sequence[str]) -> LoadedConfig:
     """Compose `configs/train.yaml` with `overrides` (Hydra's syntax).
 
-    Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong type, an
-    unknown choice of a group, or a key without a value.
+    Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong
+    type, an unknown choice of a group, or a key without a value.
     """
     return _load("train", overrides)
 
 
 def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
-    """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run has its default.
+    """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run
+    has its default.
 
-    unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then, and need not be here:
-    its settings are left out but for those that every class has.
+    unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then,
+    and need not be here: its settings are left out but for those that every class has.
 
-    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made its choices.
+    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made
+    its choices.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
         parts = saved["reward"]["parts"]
         chosen = [("algorithm", "saved", "", saved["algorithm"], saved["algorithm"]["name"])]
-        chosen += [("reward", f"saved_{part}", part, values, values["name"]) for part, values in parts.items()]
-    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} does not hold the settings of a run: {' '.join(str(error).split())}") from None
+        chosen += [
+            ("reward", f"saved_{part}", part, values, values["name"]) for part, values in parts.items()
+        ]
+    except (
+        OSError,
+        YAMLError,
+        OmegaConfBaseException,
+        AttributeError,
+        KeyError,
+        TypeError,
+        UnicodeDecodeError,
+    ) as error:
+        raise ConfigError(
+            f"{file} does not hold the settings of a run: {' '.join(str(error).split())}"
+        ) from None
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
-            raise ConfigError(f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE")
+            raise ConfigError(
+                f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE"
+            )
     for group, choice, part, values, name in chosen:
         if group in unused and is_import_path(name):
             kind = BASE_SETTINGS[group]
@@ -108,7 +126,11 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
         raise ConfigError(explain(error)) from None
     except YAMLError as error:
         raise ConfigError(f"a file of settings is not YAML: {' '.join(str(error).split())}") from None
-    choices = {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items() if "/" not in str(group)}
+    choices = {
+        str(group): str(choice)
+        for group, choice in composed.hydra.runtime.choices.items()
+        if "/" not in str(group)
+    }
     OmegaConf.set_struct(composed, False)
     del composed["hydra"]
     _refuse_added_keys(composed)
@@ -123,7 +145,9 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
 
 
 def _compose(name: str, overrides: list[str]) -> DictConfig:
-    """Hydra's composition. A choice that is module:Class, in an override or a recipe, becomes one when Hydra misses it."""
+    """Hydra's composition. A choice that is module:Class, in an override or a recipe, becomes one when Hydra
+    misses it.
+    """
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             return compose(name, overrides, return_hydra_config=True)
@@ -131,12 +155,20 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
         if group not in ("model", *SETTINGS) or not is_import_path(choice):
             raise
-    _store(group, choice, choice, choice.rpartition(":")[2], None if group == "model" else settings_class(group, choice))
+    _store(
+        group,
+        choice,
+        choice,
+        choice.rpartition(":")[2],
+        None if group == "model" else settings_class(group, choice),
+    )
     return _compose(name, overrides)
 
 
 def _refuse_equal_parts(overrides: Sequence[str]) -> None:
-    """Parts of a reward are told apart by their class's name: of two with the same name the second would replace the first."""
+    """Parts of a reward are told apart by their class's name: of two with the same name the second would
+    replace the first.
+    """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.key_or_group == "reward" and isinstance(override.value(), list):
             parts = [str(choice).rpartition(":")[2] for choice in override.value()]
@@ -147,7 +179,9 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
 
 
 def _store(group: str, name: str, choice: str, part: str, kind: type | None) -> None:
-    """Make a choice of a group out of a class: its settings, of type `kind` where there is one, and its name in them."""
+    """Make a choice of a group out of a class: its settings, of type `kind` where there is one, and its name
+    in them.
+    """
     if kind is None:
         node = {"family": name}
     else:
@@ -156,14 +190,18 @@ def _store(group: str, name: str, choice: str, part: str, kind: type | None) -> 
         except OmegaConfBaseException as error:
             raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
         node.name = name
-    ConfigStore.instance().store(group=group, name=choice, node={"parts": {part: node}} if group == "reward" else node)
+    ConfigStore.instance().store(
+        group=group, name=choice, node={"parts": {part: node}} if group == "reward" else node
+    )
 
 
 def valid_keys() -> list[str]:
     """Every key that holds a value, in dotted form, for suggestions."""
     store = ConfigStore.instance()
     choices = [(group, choice) for group in SETTINGS for choice in store.list(group)]
-    keys = [key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")]
+    keys = [
+        key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")
+    ]
     return [*_keys(OmegaConf.structured(Config)), *keys]
 
 
@@ -234,7 +272,9 @@ def explain(error: HydraException) -> str:
             "need quotes that the shell leaves: 'key=\"a,b\"'"
         )
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
-    file = re.match(r"In '([^']+)': \w+ raised while composing config:", text)  # the wrong line stands in a file
+    file = re.match(
+        r"In '([^']+)': \w+ raised while composing config:", text
+    )  # the wrong line stands in a file
     place = f"configs/{file.group(1)}.yaml: " if file else ""
     key = re.search(r"full_key: (\S+)", text) or re.search(r"Could not override '([^']+)'", text)
     if key and re.search(r"Key '[^']+' (?:is )?not in|Could not override", text):

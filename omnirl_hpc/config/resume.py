@@ -11,8 +11,8 @@ from omnirl_hpc.config.classes import SETTINGS
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
-# Where things are, how work is spread, what is written down, how long a run is. Everything else decides results.
-# An entry is a key, or a pattern of keys.
+# Where things are, how work is spread, what is written down, how long a run is. Everything else decides
+# results. An entry is a key, or a pattern of keys.
 MAY_CHANGE = (
     "run_dir",
     "steps",
@@ -40,8 +40,12 @@ MAY_CHANGE = (
 
 def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     """Raise ConfigError naming every setting in which a command differs from the run it would go on with."""
-    saved, current = (flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (saved_yaml, current_yaml))
-    saved = {key: value for key, value in _defaults(current).items() if key in current} | saved  # settings newer than the run
+    saved, current = (
+        flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (saved_yaml, current_yaml)
+    )
+    saved = {
+        key: value for key, value in _defaults(current).items() if key in current
+    } | saved  # settings newer than the run
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())

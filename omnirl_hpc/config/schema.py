@@ -1,8 +1,8 @@
 """Every setting of a training run, typed.
 
-These dataclasses are what Hydra checks a configuration against (`configs/` holds values, this file holds types, defaults
-and meaning). Defaults are those of the reference FlowGRPO recipe for Qwen-Image. Torch is not imported here: a
-wrong setting must be found in the time it takes to start Python.
+These dataclasses are what Hydra checks a configuration against (`configs/` holds values, this file holds
+types, defaults and meaning). Defaults are those of the reference FlowGRPO recipe for Qwen-Image. Torch is not
+imported here: a wrong setting must be found in the time it takes to start Python.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DataConfig:
     prompts_per_step: int = 32  # groups of a step, over all ranks
     samples_per_prompt: int = 16  # the size of a group
     negative_prompt: str = " "  # where the table has no column negative_prompt
-    # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width greater than the
-    # step's longest prompt, because the width changes kernels: rollout and actor must share it.
+    # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width greater than
+    # the step's longest prompt, because the width changes kernels: rollout and actor must share it.
     text_lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024])
 
 
@@ -65,17 +65,23 @@ class RolloutConfig:
     engine: str = "diffusers"  # see omnirl_hpc.rollout.make_engine
     dtype: str = "bfloat16"
     micro_batch_size: int = 16  # samples generated at once; the last micro-batch is padded to it
-    tensor_parallel_size: int = 1  # ranks of a replica: tensor_parallel_size x ulysses_degree x cfg_parallel_size
+    tensor_parallel_size: int = (
+        1  # ranks of a replica: tensor_parallel_size x ulysses_degree x cfg_parallel_size
+    )
     ulysses_degree: int = 1
     cfg_parallel_size: int = 1
     embedding_cache_size: int = 4096  # prompts whose embeddings are kept in host memory
-    # The largest |log p of the actor - log p of the engine| before the first update of a step; more stops the run.
+    # The largest |log p of the actor - log p of the engine| before the first update of a step; more stops the
+    # run.
     max_log_prob_gap: float = 5e-3
     # The rest is for engine=vllm_omni.
-    lora: str = "adapter"  # adapter: beside the weights | merged: added into them (no cost in rollout, more at each sync)
+    # adapter: beside the weights | merged: added into them (no cost in rollout, more at each sync)
+    lora: str = "adapter"
     attention: str = "sdpa"  # sdpa | fa3 | flash_attn
     compile: bool = False  # torch.compile of the transformer's blocks
-    awake: list[str] = field(default_factory=list)  # components that stay on the GPU asleep, e.g. [text_encoder, vae]
+    awake: list[str] = field(
+        default_factory=list
+    )  # components that stay on the GPU asleep, e.g. [text_encoder, vae]
 
 
 @dataclass
@@ -104,20 +110,27 @@ class OptimizerConfig:
 class ActorConfig:
     """The policy that is trained: FSDP2 over a transformer."""
 
-    # lora: an adapter | full: every weight of the transformer, on fp32 master weights. Then actor.lora and rollout.lora mean nothing,
-    # and host memory holds weights and Adam's moments (12 bytes a parameter, sharded) in both residencies, for a stop in mid-step.
+    # lora: an adapter | full: every weight of the transformer, on fp32 master weights. Then actor.lora and
+    # rollout.lora mean nothing, and host memory holds weights and Adam's moments (12 bytes a parameter,
+    # sharded) in both residencies, for a stop in mid-step.
     train: str = "lora"
     dtype: str = "bfloat16"
     lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    ema_decay: Optional[float] = None  # keep a running mean of the adapter, and evaluate and save it too; null: none
+    ema_decay: Optional[float] = (
+        None  # keep a running mean of the adapter, and evaluate and save it too; null: none
+    )
     updates_per_step: int = 2  # optimizer steps (mini-batches) in a training step
-    micro_batch_size: int = 16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
+    micro_batch_size: int = (
+        16  # samples in one forward pass; gradients are accumulated over micro-batches and window steps
+    )
     shard_size: Optional[int] = None  # ranks that share one copy of the weights; null: all
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
-    cfg: str = "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
+    cfg: str = (
+        "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
+    )
 
 
 @dataclass
@@ -132,7 +145,9 @@ class FlowGRPOConfig(AlgorithmConfig):
     """Flow-GRPO (arXiv 2505.05470): PPO clipping of the likelihood ratio of stochastic denoising steps."""
 
     name: str = "flow_grpo"
-    clip_range: float = 1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
+    clip_range: float = (
+        1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
+    )
     advantage_clip: float = 5.0
     advantage_std: Optional[str] = "batch"  # batch | group | null: what advantages are divided by
     kl_coef: float = 0.0  # of the KL divergence to the reference (adapters off)
@@ -146,7 +161,9 @@ class RewardPartConfig:
     name: str = MISSING  # a name in omnirl_hpc.config.classes, or your own as module:Class
     weight: float = 1.0  # of its score in the sum of all parts
     workers: int = 1  # spawned processes for each rank
-    timeout_seconds: float = 300.0  # for each micro-batch of a step; all of them together have that many times as long
+    timeout_seconds: float = (
+        300.0  # for each micro-batch of a step; all of them together have that many times as long
+    )
 
 
 @dataclass
@@ -159,7 +176,9 @@ class OcrConfig(RewardPartConfig):
 
 @dataclass
 class RewardConfig:
-    """What scores the images: the weighted sum of one reward or of several, reward=NAME or 'reward=[NAME,NAME]'."""
+    """What scores the images: the weighted sum of one reward or of several, reward=NAME or
+    'reward=[NAME,NAME]'.
+    """
 
     parts: dict[str, RewardPartConfig] = field(default_factory=dict)
     max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
@@ -170,7 +189,9 @@ class EvaluationConfig:
     """Images of fixed prompts from fixed noise, by ODE steps alone, scored by the recipe's reward."""
 
     every: int = 0  # steps between evaluations during training, and one after the last; 0: never
-    keep_best: bool = True  # the checkpoint with the highest score stays, whatever its age (checkpoints/best names it)
+    keep_best: bool = (
+        True  # the checkpoint with the highest score stays, whatever its age (checkpoints/best names it)
+    )
     prompts: Optional[str] = None  # a parquet file; null: data.prompts
     num_prompts: int = 16  # the first ones of the table
     samples_per_prompt: int = 1
@@ -184,14 +205,20 @@ class LoggingConfig:
 
     samples_every: int = 10  # steps between saved sample images; 0: never
     samples_count: int = 8  # images saved each time
-    trackers: list[str] = field(default_factory=list)  # tensorboard | wandb | trackio: metrics go there too; each is an extra
+    trackers: list[str] = field(
+        default_factory=list
+    )  # tensorboard | wandb | trackio: metrics go there too; each is an extra
 
 
 @dataclass
 class CheckpointConfig:
-    """What is saved of a run, so that it can go on: adapter, optimizer, algorithm, data cursor; never the frozen base."""
+    """What is saved of a run, so that it can go on: adapter, optimizer, algorithm, data cursor; never the
+    frozen base.
+    """
 
-    every: int = 10  # steps; one is also written before the first step (finds a full quota early) and after the last
+    every: int = (
+        10  # steps; one is also written before the first step (finds a full quota early) and after the last
+    )
     keep: int = 2  # the newest ones that are kept
     asynchronous: bool = False  # write in the background while training goes on
     resume_step: Optional[int] = None  # go on from this step's checkpoint; null: from the latest whole one
@@ -204,11 +231,16 @@ class Config:
     run_dir: str = MISSING
     steps: int = 300
     seed: int = 0
-    residency: str = "swap"  # swap: engine and actor take turns on the device | resident: both stay | auto: resident if both fit
-    determinism: str = "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
+    # swap: engine and actor take turns on the device | resident: both stay | auto: resident if both fit
+    residency: str = "swap"
+    determinism: str = (
+        "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
+    )
     init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
     timeout_seconds: float = 600.0  # the deadline of every collective operation
-    stop_before: float = 0.0  # seconds before the Slurm job's time limit to save and end; 0: the job script sees to it
+    stop_before: float = (
+        0.0  # seconds before the Slurm job's time limit to save and end; 0: the job script sees to it
+    )
     threads_per_rank: int = 1  # of torch on the CPU; fixed, because sums depend on it
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +21,13 @@ ROWS_AT_ONCE = 256  # read, and in a row group written
 
 
 def convert(source: Path, out: Path) -> tuple[int, int]:
-    """Write the prompts of `source` to the parquet file `out`, row by row; returns how many there are and how many have a target.
+    """Write the prompts of `source` to the parquet file `out`, row by row; returns how many there are and how
+    many have a target.
 
-    Forms, by the end of the name: .txt with a prompt a line, the target being what stands between the first double quotes
-    (flow_grpo); .jsonl and .csv with fields named like our columns; .parquet with our columns or verl-omni's (prompt and
-    negative_prompt as chats, reward_model.ground_truth). Everything else in the file is left out, and nested columns and bytes
-    are not even read.
+    Forms, by the end of the name: .txt with a prompt a line, the target being what stands between the first
+    double quotes (flow_grpo); .jsonl and .csv with fields named like our columns; .parquet with our columns
+    or verl-omni's (prompt and negative_prompt as chats, reward_model.ground_truth). Everything else in the
+    file is left out, and nested columns and bytes are not even read.
 
     Raises DataError naming file and row for what cannot be used; nothing is written then.
     """
@@ -63,7 +65,9 @@ def _records(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{source} is not UTF-8 in line {_first_bad_line(source)}: iconv -f LATIN1 -t UTF-8 converts it"
         ) from None
     except (OSError, csv.Error, pa.ArrowException) as error:
-        raise DataError(f"{source} cannot be read as {source.suffix}: {' '.join(str(error).split())}") from None
+        raise DataError(
+            f"{source} cannot be read as {source.suffix}: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _first_bad_line(source: Path) -> int:
@@ -86,7 +90,9 @@ def _row(record: dict[str, Any], place: str) -> dict[str, str | None]:
 
 
 def _text(value: Any, what: str) -> str | None:
-    """Text, a number, or what the user says in a chat of one turn; nothing where it is blank (a negative prompt may be " ")."""
+    """Text, a number, or what the user says in a chat of one turn; nothing where it is blank (a negative
+    prompt may be " ").
+    """
     if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
         said = [message.get("content") for message in value if message["role"] == "user"]
         if len(said) > 1:
@@ -108,7 +114,10 @@ def _read_text(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(file, 1):
             if prompt := line.strip():
                 quoted = prompt.split('"')
-                yield f"{source}, line {number}", {"prompt": prompt, "target": quoted[1] if len(quoted) > 2 else None}
+                yield (
+                    f"{source}, line {number}",
+                    {"prompt": prompt, "target": quoted[1] if len(quoted) > 2 else None},
+                )
 
 
 def _read_json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -121,9 +130,13 @@ def _read_json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except json.JSONDecodeError as error:
                 raise DataError(f"{source}, line {number} is not JSON: {error}") from None
             if not isinstance(record, dict):
-                raise DataError(f"{source}, line {number} is {type(record).__name__}, not an object with a field `prompt`")
+                raise DataError(
+                    f"{source}, line {number} is {type(record).__name__}, not an object with a field `prompt`"
+                )
             if "prompt" not in record:
-                raise DataError(f"{source}, line {number} has no field `prompt`; its fields are: {', '.join(record)}")
+                raise DataError(
+                    f"{source}, line {number} has no field `prompt`; its fields are: {', '.join(record)}"
+                )
             yield f"{source}, line {number}", record
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +33,9 @@ class Prompt:
 class PromptTable:
     """Random access to the rows of a parquet file without ever holding the whole file.
 
-    Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column of numbers or text becomes
-    metadata; nested columns and bytes, which may be larger than memory, are never read.
+    Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column of
+    numbers or text becomes metadata; nested columns and bytes, which may be larger than memory, are never
+    read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,7 +43,9 @@ class PromptTable:
         try:
             self._file = pq.ParquetFile(self.path)
         except (OSError, pa.ArrowInvalid) as error:
-            hint = f" ({self._conversion} converts it)" if self.path.suffix in (".txt", ".jsonl", ".csv") else ""
+            hint = (
+                f" ({self._conversion} converts it)" if self.path.suffix in (".txt", ".jsonl", ".csv") else ""
+            )
             raise DataError(f"{self.path} cannot be read as parquet: {error}{hint}") from None
         schema = self._file.schema_arrow
         if "prompt" not in schema.names:
@@ -52,7 +56,9 @@ class PromptTable:
                 raise DataError(
                     f"{self.path}: the column {column!r} holds {held}, not text; {self._conversion} converts the forms of other systems"
                 )
-        self._columns = [field.name for field in schema if field.name in TEXT_COLUMNS or _is_plain(field.type)]
+        self._columns = [
+            field.name for field in schema if field.name in TEXT_COLUMNS or _is_plain(field.type)
+        ]
         metadata = self._file.metadata
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._ends = np.cumsum(sizes)
@@ -64,7 +70,9 @@ class PromptTable:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, row: int) -> Prompt:
-        """The prompt in row `row`. Raises DataError naming file, row group and row where the row cannot be used."""
+        """The prompt in row `row`. Raises DataError naming file, row group and row where the row cannot be
+        used.
+        """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {self.path}, which has {len(self)}")
         group = int(np.searchsorted(self._ends, row, side="right"))
@@ -74,7 +82,9 @@ class PromptTable:
         if not (text["prompt"] or "").strip():
             raise DataError(f"{self._place(group, row)}: the prompt is empty")
         identity = str(row) if text["id"] is None else str(text["id"])
-        return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record, self._place(group, row))
+        return Prompt(
+            identity, text["prompt"], text["negative_prompt"], text["target"], record, self._place(group, row)
+        )
 
     def first(self, count: int) -> list[Prompt]:
         """The first rows. Raises DataError where the table has fewer."""
@@ -84,16 +94,24 @@ class PromptTable:
 
     def blank_rows(self, column: str) -> list[int]:
         """The rows in which a column of text is missing or blank."""
-        return self.find_rows(column, lambda text: not text.strip()) if column in self._columns else list(range(len(self)))
+        return (
+            self.find_rows(column, lambda text: not text.strip())
+            if column in self._columns
+            else list(range(len(self)))
+        )
 
     def find_rows(self, column: str, wanted: Callable[[str], bool]) -> list[int]:
-        """The rows whose text in `column` is `wanted`; reads only that column. A text that is missing is empty."""
+        """The rows whose text in `column` is `wanted`; reads only that column. A text that is missing is
+        empty.
+        """
         if column not in self._columns:
             return []
         rows, first = [], 0
         try:
             for batch in self._file.iter_batches(columns=[column]):
-                rows += [first + i for i, text in enumerate(batch.column(0).to_pylist()) if wanted(text or "")]
+                rows += [
+                    first + i for i, text in enumerate(batch.column(0).to_pylist()) if wanted(text or "")
+                ]
                 first += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path}, column {column}: {' '.join(str(error).split())}") from None
@@ -121,10 +139,18 @@ class PromptTable:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
+    )
 
 
 def _is_plain(kind: pa.DataType) -> bool:
     return (
-        pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+        pa.types.is_primitive(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_dictionary(kind)
     )

@@ -19,15 +19,15 @@ class Group:
     prompt: Prompt
     first_sample: int  # samples of the group are first_sample, first_sample + 1, …
 
-    # first_sample is 0 unless the step holds the same prompt twice (a table smaller than a step, or the seam of two
-    # epochs): the second group then counts on, so that no two samples share their random draws.
+    # first_sample is 0 unless the step holds the same prompt twice (a table smaller than a step, or the seam
+    # of two epochs): the second group then counts on, so that no two samples share their random draws.
 
 
 class GroupSampler:
     """Deals prompts to steps. `cursor` is the number of prompts used so far and is the sampler's only state.
 
-    Epoch e is a permutation of all rows drawn from (seed, e). No row is dropped at the end of an epoch: a step that
-    needs more takes them from the next one.
+    Epoch e is a permutation of all rows drawn from (seed, e). No row is dropped at the end of an epoch: a
+    step that needs more takes them from the next one.
     """
 
     def __init__(self, table: PromptTable, prompts_per_step: int, samples_per_prompt: int, seed: int) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,8 @@ Lora = dict[str, Tensor]
 
 
 def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
-    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`. Collective.
+    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`.
+    Collective.
 
     In host memory: the device has no room for all beside the engine.
     """
@@ -62,7 +64,8 @@ def without_effect(lora: Lora) -> Lora:
 
 
 class Evaluator:
-    """Compares policies with the engine, which must have the device and keeps the last one's adapter. All methods are collective.
+    """Compares policies with the engine, which must have the device and keeps the last one's adapter. All
+    methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
         folder/step_000010/       adapter/ and ema/ with the same; comparison.md, a table, and comparison.jpg, side by side
@@ -86,13 +89,16 @@ class Evaluator:
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
         self._config = replace(config, seed=evaluation.seed, data=data)
-        # An image without a score is left out of the means, and no reason to end a run; only a reward that scores nothing at all is.
+        # An image without a score is left out of the means, and no reason to end a run; only a reward that
+        # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
         self._embed, self._rewards, self._folder = embed, rewards, folder
         table = PromptTable(evaluation.prompts or config.data.prompts)
-        self._groups = [Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))]
+        self._groups = [
+            Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
+        ]
         self._settings = {
             "model": config.model.path,
             "engine": [config.rollout.engine, config.rollout.dtype],
@@ -109,7 +115,9 @@ class Evaluator:
 
     @property
     def measure(self) -> str:
-        """Tells scores that can be compared with each other from others. The model is the run's, wherever it lies."""
+        """Tells scores that can be compared with each other from others. The model is the run's, wherever it
+        lies.
+        """
         settings = {name: value for name, value in self._settings.items() if name != "model"}
         return f"{stable_hash(json.dumps(settings, sort_keys=True)):016x}"
 
@@ -118,7 +126,9 @@ class Evaluator:
         requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
         return [replace(request, window=ODE) for request in requests]
 
-    def compare(self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]) -> dict[str, float]:
+    def compare(
+        self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]
+    ) -> dict[str, float]:
         """The mean reward of each policy, given on any device, of the run after `step` steps.
 
         `check_stop` is called after each micro-batch.
@@ -128,13 +138,19 @@ class Evaluator:
         for policy, lora in policies.items():
             checksum = self._deliver(lora, step)
             folder = policy if policy == "base" else f"{place}/{policy}"
-            results.append({"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)})
+            results.append(
+                {"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)}
+            )
         self._write(lambda: write_comparison(self._folder, place, results), here=self._layout.rank == 0)
         return {result["policy"]: result["reward"] for result in results}
 
     def _deliver(self, lora: Lora, step: int) -> str:
-        """Make the engine compute with an adapter; returns its checksum. It is on the device for no longer than that."""
-        return deliver_lora(self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step).checksum
+        """Make the engine compute with an adapter; returns its checksum. It is on the device for no longer
+        than that.
+        """
+        return deliver_lora(
+            self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
+        ).checksum
 
     def _evaluate(
         self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
@@ -145,7 +161,13 @@ class Evaluator:
         if result[0] is not None and result[0]["settings"] == settings:
             return result[0]
         batch = roll_out(
-            self._engine, self._rewards, self._layout, requests, self._groups, check_stop, settings["num_inference_steps"]
+            self._engine,
+            self._rewards,
+            self._layout,
+            requests,
+            self._groups,
+            check_stop,
+            settings["num_inference_steps"],
         )
         scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
         self._write(lambda: self._save_images(folder, batch))
@@ -154,7 +176,9 @@ class Evaluator:
         return result
 
     def _write(self, action: Callable[[], None], here: bool = True) -> None:
-        """Do `action` on the ranks where it is `here`. Where it fails on one, all raise OutputError. Collective."""
+        """Do `action` on the ranks where it is `here`. Where it fails on one, all raise OutputError.
+        Collective.
+        """
 
         def write() -> None:
             with writing(self._folder):
@@ -185,7 +209,9 @@ class Evaluator:
         return {
             "reward": float(valid.mean()),
             "standard_error": float(valid.std() / len(valid) ** 0.5) if len(valid) > 1 else 0.0,
-            "parts": {name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()},
+            "parts": {
+                name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()
+            },
             "samples": samples,
         }
 

@@ -1,12 +1,15 @@
-"""What an evaluation leaves behind: results by policy, a table and a picture of policies side by side. Needs no torch."""
+"""What an evaluation leaves behind: results by policy, a table and a picture of policies side by side. Needs
+no torch.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -35,7 +38,9 @@ def write_comparison(folder: Path, place: str, results: Sequence[dict[str, Any]]
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: mean reward of each policy, its parts where there are several, and against the first one, image by image."""
+    """Markdown: mean reward of each policy, its parts where there are several, and against the first one,
+    image by image.
+    """
     first = results[0]
     parts = list(first["parts"]) if len(first["parts"]) > 1 else []
     head = ["policy", "reward", *parts, "standard error", f"better than {first['policy']}", "images"]
@@ -76,7 +81,10 @@ def grid(folder: Path, results: Sequence[dict[str, Any]]) -> Image.Image:
                 prompt = textwrap.wrap(sample["prompt"], letters, max_lines=LINES, placeholder=" …")
                 draw.multiline_text((x, y), "\n".join(prompt), "black", font, spacing=1)
             with Image.open(folder / result["folder"] / sample["file"]) as image:
-                page.paste(image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS), (x, y + LINES * TEXT))
+                page.paste(
+                    image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS),
+                    (x, y + LINES * TEXT),
+                )
             reward = "no reward" if sample["reward"] is None else f"{sample['reward']:.4g}"
             draw.text((x, y + LINES * TEXT + height), reward, "dimgray", font)
     return page

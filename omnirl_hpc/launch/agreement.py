@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -12,7 +13,9 @@ Result = TypeVar("Result")
 
 
 def together(action: Callable[[], Result], kind: type[OmniRLError]) -> Result:
-    """What `action` returns on this rank. Where it raises `kind` on one, all raise that, naming the lowest such rank. Collective."""
+    """What `action` returns on this rank. Where it raises `kind` on one, all raise that, naming the lowest
+    such rank. Collective.
+    """
     result = error = None
     try:
         result = action()

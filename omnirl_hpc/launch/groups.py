@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Iterator
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,11 @@ from omnirl_hpc.launch.rendezvous import Rendezvous
 
 
 def pick_device(identity: Identity) -> torch.device:
-    """cuda:LOCAL_RANK where the rank sees several GPUs, cuda:0 where its launcher shows it one, cpu where there is none.
+    """cuda:LOCAL_RANK where the rank sees several GPUs, cuda:0 where its launcher shows it one, cpu where
+    there is none.
 
-    The numbers in CUDA_VISIBLE_DEVICES are never read: their meaning differs between Slurm's ways of binding GPUs.
-    Raises LaunchError where there are fewer GPUs than ranks.
+    The numbers in CUDA_VISIBLE_DEVICES are never read: their meaning differs between Slurm's ways of binding
+    GPUs. Raises LaunchError where there are fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -33,10 +34,11 @@ def pick_device(identity: Identity) -> torch.device:
 
 @contextmanager
 def process_group(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
-    """Form the default group (NCCL on GPUs, gloo on CPUs) of the ranks that have met, and destroy it at the end.
+    """Form the default group (NCCL on GPUs, gloo on CPUs) of the ranks that have met, and destroy it at the
+    end.
 
-    Every collective on it fails after the rendezvous' seconds. After an error the group is left as it is: the process ends, and
-    taking leave of ranks that are stuck would only delay that.
+    Every collective on it fails after the rendezvous' seconds. After an error the group is left as it is: the
+    process ends, and taking leave of ranks that are stuck would only delay that.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

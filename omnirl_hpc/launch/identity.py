@@ -1,7 +1,7 @@
 """Rank, local rank and world size, from whatever started this process. Needs neither torch nor Slurm's tools.
 
-MPI is only a launcher here (mpirun, mpiexec, `srun --mpi=…`): ranks talk through torch. mpi4py is asked for one thing, the
-address of rank 0, where neither the user nor Slurm says it.
+MPI is only a launcher here (mpirun, mpiexec, `srun --mpi=…`): ranks talk through torch. mpi4py is asked for
+one thing, the address of rank 0, where neither the user nor Slurm says it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 from omnirl_hpc.errors import ConfigError
 
 # rank, size, then local rank by the names that different launchers have for it
 MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),  # MPICH, Intel MPI, Cray PALS
+    (
+        "PMI_RANK",
+        "PMI_SIZE",
+        "PMI_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "PALS_LOCAL_RANKID",
+    ),  # MPICH, Intel MPI, Cray PALS
 )
 
 
@@ -39,8 +45,9 @@ class Identity:
 def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
     """Read the launcher's environment variables.
 
-    torchrun is asked first, since it may run inside an srun step, then MPI, whose mpirun starts its own daemons with srun. srun
-    counts only inside a step (SLURM_STEP_ID): the batch shell of a job has SLURM_NTASKS too, but is one process.
+    torchrun is asked first, since it may run inside an srun step, then MPI, whose mpirun starts its own
+    daemons with srun. srun counts only inside a step (SLURM_STEP_ID): the batch shell of a job has
+    SLURM_NTASKS too, but is one process.
 
     Raises ConfigError when the variables are incomplete or contradict each other.
     """
@@ -70,7 +77,9 @@ def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
     else:
         identity = Identity("alone", 0, 0, 1)
     if not 0 <= identity.rank < identity.world_size:
-        raise ConfigError(f"the launcher ({identity.launcher}) says rank {identity.rank} of {identity.world_size} ranks")
+        raise ConfigError(
+            f"the launcher ({identity.launcher}) says rank {identity.rank} of {identity.world_size} ranks"
+        )
     return identity
 
 
@@ -81,7 +90,9 @@ def slurm_port(environ: Mapping[str, str]) -> int:
 
 
 def _mpi_variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The names of an MPI launcher's variables for rank, size and local rank; None where there is none, or srun says the same."""
+    """The names of an MPI launcher's variables for rank, size and local rank; None where there is none, or
+    srun says the same.
+    """
     for rank, size, *local_ranks in MPI_VARIABLES:
         if rank in environ and size in environ:
             slurm = (environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS"))
@@ -93,7 +104,8 @@ def _mpi_variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 def _mpi_identity(environ: Mapping[str, str], names: tuple[str, str, str]) -> Identity:
     rank, size, local_rank = (_integer(environ, name) for name in names)
-    # On other nodes than the first, mpirun's ranks stand in the step of its daemons, where SLURM_NTASKS counts daemons.
+    # On other nodes than the first, mpirun's ranks stand in the step of its daemons, where SLURM_NTASKS
+    # counts daemons.
     tasks = environ.get("SLURM_NTASKS") if "SLURM_STEP_ID" not in environ else None
     if tasks and tasks != str(size):
         raise ConfigError(
@@ -141,15 +153,21 @@ def _first_host(nodes: str) -> str:
     if not any(c in nodes for c in ",["):
         return nodes
     try:
-        listing = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True)
+        listing = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
+        )
     except (FileNotFoundError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"cannot expand the node list {nodes} ({error}): export MASTER_ADDR in the job script") from None
+        raise ConfigError(
+            f"cannot expand the node list {nodes} ({error}): export MASTER_ADDR in the job script"
+        ) from None
     return listing.stdout.split()[0]
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
     if not environ.get(name):
-        raise ConfigError(f"{name} is not set, although the launcher's other variables are: start with torchrun, srun or mpirun")
+        raise ConfigError(
+            f"{name} is not set, although the launcher's other variables are: start with torchrun, srun or mpirun"
+        )
     return environ[name]
 
 

@@ -7,8 +7,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.identity import Identity
@@ -31,7 +32,9 @@ def job_name(identity: Identity, environ: Mapping[str, str] | None = None) -> st
 
 
 def find_holder(run_dir: str | Path) -> dict[str, Any] | None:
-    """The job that holds the directory and shows signs of life: `job`, `host`, `pid` and `age`, seconds since the last one."""
+    """The job that holds the directory and shows signs of life: `job`, `host`, `pid` and `age`, seconds since
+    the last one.
+    """
     path = Path(run_dir) / "lock.json"
     try:
         holder = json.loads(path.read_text())

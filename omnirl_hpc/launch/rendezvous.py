@@ -1,12 +1,14 @@
-"""Where the ranks of a job meet before there is a process group: a key-value store, with deadlines that name who is missing."""
+"""Where the ranks of a job meet before there is a process group: a key-value store, with deadlines that name
+who is missing.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Iterable, Sequence
 
 import torch.distributed as dist
 
@@ -55,7 +57,9 @@ class Rendezvous:
         return self.store.get(what).decode()
 
     def _wait(self, keys: Sequence[str], seconds: float) -> bool:
-        """Asks again and again: the store's own wait does not hear a Ctrl-C, and torch prints warnings when it times out."""
+        """Asks again and again: the store's own wait does not hear a Ctrl-C, and torch prints warnings when
+        it times out.
+        """
         end, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -74,7 +78,9 @@ class Rendezvous:
         serves = me.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         timeout = timedelta(seconds=self.seconds)
         try:
-            store = dist.TCPStore(me.master_addr, me.master_port, me.world_size, serves, timeout, wait_for_workers=False)
+            store = dist.TCPStore(
+                me.master_addr, me.master_port, me.world_size, serves, timeout, wait_for_workers=False
+            )
         except dist.DistError as error:
             if serves:
                 raise ConfigError(

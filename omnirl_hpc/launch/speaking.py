@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError
 from omnirl_hpc.launch.identity import Identity
@@ -17,8 +17,8 @@ SPEAKING_SECONDS = 2.0
 def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
     """Hold an error of another rank back: a launcher may end all ranks as soon as one has ended.
 
-    Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is missing on one node only.
-    What a preflight found all ranks know, so rank 0 speaks for them.
+    Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is
+    missing on one node only. What a preflight found all ranks know, so rank 0 speaks for them.
     """
     try:
         yield

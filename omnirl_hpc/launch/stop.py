@@ -1,9 +1,10 @@
 """Asking a run to stop, and agreeing on it.
 
-Sources of one flag: a file STOP in the run directory (a person), a file STOP.<job>.<restart> (the batch shell, before a time
-limit or a preemption), a point in time (`stop_before`), the signals USR1, TERM and INT to any rank. TERM comes from a person or
-from Slurm, at the start of a preemption: only the batch shell can ask. The ranks agree on the flag at every micro-batch, so all
-stop at the same place. Torch is imported only there: handlers must be in place before its import, which takes seconds.
+Sources of one flag: a file STOP in the run directory (a person), a file STOP.<job>.<restart> (the batch
+shell, before a time limit or a preemption), a point in time (`stop_before`), the signals USR1, TERM and INT
+to any rank. TERM comes from a person or from Slurm, at the start of a preemption: only the batch shell can
+ask. The ranks agree on the flag at every micro-batch, so all stop at the same place. Torch is imported only
+there: handlers must be in place before its import, which takes seconds.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import enum
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Mapping
 
 from omnirl_hpc.errors import EXIT_INTERRUPTED
 
@@ -46,7 +47,9 @@ class StopRequested(Exception):
 class StopFlag:
     """This rank's view of whether to stop."""
 
-    def __init__(self, run_dir: str | Path, environ: Mapping[str, str] | None = None, deadline: float | None = None) -> None:
+    def __init__(
+        self, run_dir: str | Path, environ: Mapping[str, str] | None = None, deadline: float | None = None
+    ) -> None:
         """`deadline`: seconds since the epoch at which the system wants the nodes back."""
         environ = os.environ if environ is None else environ
         self.user_file = Path(run_dir) / "STOP"
@@ -55,13 +58,17 @@ class StopFlag:
         if job := environ.get("SLURM_JOB_ID"):
             suffix = f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}"
             self.system_file = Path(run_dir) / f"STOP.{suffix}"
-            self._markers = {why: Path(run_dir) / f"{why.name}.{suffix}" for why in (StopReason.REQUEUE, StopReason.TERM)}
+            self._markers = {
+                why: Path(run_dir) / f"{why.name}.{suffix}" for why in (StopReason.REQUEUE, StopReason.TERM)
+            }
         self._deadline = deadline
         self._signalled = StopReason.NONE
         self._interrupts = 0
 
     def install(self) -> None:
-        """Catch signals. In a container a signal can come twice, so only a second Ctrl-C means more than the first."""
+        """Catch signals. In a container a signal can come twice, so only a second Ctrl-C means more than the
+        first.
+        """
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -85,7 +92,9 @@ class StopFlag:
         return reason
 
     def check(self, rank: int, device: object) -> None:
-        """Collective. Raises StopRequested on every rank where any rank has a reason. Only rank 0 looks at files."""
+        """Collective. Raises StopRequested on every rank where any rank has a reason. Only rank 0 looks at
+        files.
+        """
         import torch
         import torch.distributed as dist
 
@@ -95,7 +104,9 @@ class StopFlag:
             raise StopRequested(reason)
 
     def acknowledge(self, reason: StopReason) -> None:
-        """After everything is saved, on rank 0: consume the user's file, or leave the batch shell a file REQUEUE or TERM."""
+        """After everything is saved, on rank 0: consume the user's file, or leave the batch shell a file
+        REQUEUE or TERM.
+        """
         self.user_file.unlink(missing_ok=True)
         if reason in self._markers:
             self._markers[reason].touch()

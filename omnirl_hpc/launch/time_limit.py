@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Mapping
 
 from omnirl_hpc.errors import ConfigError
 
 
 def job_end_time(environ: Mapping[str, str]) -> float | None:
-    """Seconds since the epoch at which Slurm ends this job; None outside of a job, and for a job without a limit.
+    """Seconds since the epoch at which Slurm ends this job; None outside of a job, and for a job without a
+    limit.
 
     Raises ConfigError in a job whose end cannot be found out.
     """
@@ -22,7 +23,11 @@ def job_end_time(environ: Mapping[str, str]) -> float | None:
         return float(given)
     try:
         shown = subprocess.run(
-            ["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, timeout=30, check=True
+            ["scontrol", "show", "job", "--oneliner", job],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
@@ -31,5 +36,7 @@ def job_end_time(environ: Mapping[str, str]) -> float | None:
         ) from None
     # The number of an array's task can be the array's own, for which all tasks are shown, one a line.
     own = next((line for line in shown.splitlines() if line.startswith(f"JobId={job} ")), "")
-    found = re.search(r"\bEndTime=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})", own)  # local time; Unknown: no limit
+    found = re.search(
+        r"\bEndTime=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})", own
+    )  # local time; Unknown: no limit
     return datetime.fromisoformat(found[1]).timestamp() if found else None

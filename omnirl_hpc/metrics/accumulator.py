@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 class Accumulator:
-    """Sums, weighted means, maxima and plain values by name. Everything but plain values is reduced over ranks."""
+    """Sums, weighted means, maxima and plain values by name. Everything but plain values is reduced over
+    ranks.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,7 +53,9 @@ class Accumulator:
             dist.all_reduce(summed)
             sums = dict(zip(self._sums, summed.tolist()))
             weights = dict(zip(self._weights, summed[len(self._sums) :].tolist()))
-            result |= {name: total / weights[name] if weights.get(name) else total for name, total in sums.items()}
+            result |= {
+                name: total / weights[name] if weights.get(name) else total for name, total in sums.items()
+            }
         if self._maxima:
             largest = torch.stack(list(self._maxima.values()))
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)

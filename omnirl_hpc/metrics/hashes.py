@@ -1,10 +1,12 @@
-"""`hashes.jsonl`: content hashes of what each phase of a step produced, the evidence for `omnirl-hpc compare`."""
+"""`hashes.jsonl`: content hashes of what each phase of a step produced, the evidence for `omnirl-hpc
+compare`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,14 +16,17 @@ from omnirl_hpc.hashing import stream_checksum, tensor_checksum
 from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.trajectories import Trajectories
 
-TensorsOf = Callable[[], Iterable[tuple[str, Tensor]]]  # called only where hashes are wanted: it gathers full tensors
+TensorsOf = Callable[
+    [], Iterable[tuple[str, Tensor]]
+]  # called only where hashes are wanted: it gathers full tensors
 
 
 class StepHashes:
-    """One line for each tensor of each phase of each step; nothing at all unless enabled. All methods are collective.
+    """One line for each tensor of each phase of each step; nothing at all unless enabled. All methods are
+    collective.
 
-    A hash of samples is a sum over samples, each weighted by its identity, so that it does not depend on which rank made which
-    sample. A hash of parameters is that of the full tensors.
+    A hash of samples is a sum over samples, each weighted by its identity, so that it does not depend on
+    which rank made which sample. A hash of parameters is that of the full tensors.
     """
 
     def __init__(self, path: Path, rank: int, enabled: bool) -> None:

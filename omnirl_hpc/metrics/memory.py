@@ -9,7 +9,9 @@ import torch
 
 
 class DevicePeaks:
-    """The most GPU memory that tensors took in each phase of a step, and that torch held for them, in GiB; 0 on a CPU."""
+    """The most GPU memory that tensors took in each phase of a step, and that torch held for them, in GiB; 0
+    on a CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,7 +28,9 @@ class DevicePeaks:
         self._peaks[phase] = max(self._peaks.get(phase, 0.0), peak)
 
     def take(self) -> dict[str, float]:
-        """memory/<phase>_peak, memory/device_reserved (with the allocator's gaps), memory/host_peak (resident), all in GiB."""
+        """memory/<phase>_peak, memory/device_reserved (with the allocator's gaps), memory/host_peak
+        (resident), all in GiB.
+        """
         taken = {f"memory/{phase}_peak": peak for phase, peak in self._peaks.items()}
         taken["memory/device_reserved"] = self._reserved
         self._peaks.clear()

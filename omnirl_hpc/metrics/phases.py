@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 import torch
 
@@ -12,8 +12,8 @@ import torch
 class PhaseTimer:
     """Seconds by phase since the last `take`. `current` names the phase a failure happened in.
 
-    Phases nest, and a phase's time is its own: what an inner phase takes is not counted in the outer one, so that the
-    phases of a step add up to the step.
+    Phases nest, and a phase's time is its own: what an inner phase takes is not counted in the outer one, so
+    that the phases of a step add up to the step.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,13 +1,15 @@
 """Metrics for other tools while a run goes on: TensorBoard, Weights & Biases, Trackio.
 
-Each is an extra of this package. All write below the run directory and need no network; wandb uploads only where WANDB_MODE says so.
+Each is an extra of this package. All write below the run directory and need no network; wandb uploads only
+where WANDB_MODE says so.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -27,24 +29,27 @@ Close = Callable[[], None]
 class Trackers:
     """Those of `logging.trackers`, on rank 0 and nowhere else. Use as a context manager, before weights load.
 
-    Metrics are safe in metrics.jsonl: a tracker that cannot start is an error, one that fails later is turned off for the rest of
-    the run. Trackers are other people's code that talks to disks, services and networks, and may raise anything: this is why
-    `Exception` is caught here.
+    Metrics are safe in metrics.jsonl: a tracker that cannot start is an error, one that fails later is turned
+    off for the rest of the run. Trackers are other people's code that talks to disks, services and networks,
+    and may raise anything: this is why `Exception` is caught here.
     """
 
     def __init__(self, config: Config, run: RunDirectory, rank: int) -> None:
         self._config, self._run = config, run
         self._names = config.logging.trackers if rank == 0 else []
         self._open: dict[str, tuple[Log, Close]] = {}
-        # A run that was killed makes again what it did since its checkpoint. One that was sent back makes something else.
+        # A run that was killed makes again what it did since its checkpoint. One that was sent back makes
+        # something else.
         self._known = run.last_step() if config.checkpoint.resume_step is None else -1
 
-    def __enter__(self) -> "Trackers":
+    def __enter__(self) -> Trackers:
         for name in self._names:
             try:
                 self._open[name] = STARTS[name](self._config, self._run)
             except Exception as error:
-                raise ConfigError(f"the tracker {name} does not start: {_line(error)}; drop it from logging.trackers") from error
+                raise ConfigError(
+                    f"the tracker {name} does not start: {_line(error)}; drop it from logging.trackers"
+                ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,10 +111,18 @@ def _wandb(config: Config, run: RunDirectory) -> tuple[Log, Close]:
 
 
 def _trackio(config: Config, run: RunDirectory) -> tuple[Log, Close]:
-    os.environ.setdefault("TRACKIO_DIR", str((run.path / "trackio").resolve()))  # read when the package is imported
+    os.environ.setdefault(
+        "TRACKIO_DIR", str((run.path / "trackio").resolve())
+    )  # read when the package is imported
     import trackio
 
-    trackio.init(project=PROJECT, name=f"{run.path.name}-{_identity(run)}", resume="allow", config=_settings(config), embed=False)
+    trackio.init(
+        project=PROJECT,
+        name=f"{run.path.name}-{_identity(run)}",
+        resume="allow",
+        config=_settings(config),
+        embed=False,
+    )
     return lambda step, metrics: trackio.log(metrics, step=step), trackio.finish
 
 

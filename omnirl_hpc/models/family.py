@@ -1,9 +1,12 @@
-"""What a model family provides. Latents are always [B, S, C]: S tokens of C channels, fp32 between denoising steps."""
+"""What a model family provides. Latents are always [B, S, C]: S tokens of C channels, fp32 between denoising
+steps.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +50,9 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def count_text_tokens(self, prompt: str) -> int:
-        """Length of the prompt's embeddings, from the tokenizer alone. Raises DataError above `max_text_tokens`."""
+        """Length of the prompt's embeddings, from the tokenizer alone. Raises DataError above
+        `max_text_tokens`.
+        """
 
     @abstractmethod
     def encode_prompt(self, pipeline: Any, prompt: str) -> Tensor:
@@ -70,7 +75,8 @@ class ModelFamily(ABC):
     ) -> Tensor:
         """The guided velocity [B, S, C], computed as the family's pipeline computes it, with gradients.
 
-        latents [B, S, C] fp32, timesteps [B] fp32 as in Schedule; batched: both branches of guidance as one batch.
+        latents [B, S, C] fp32, timesteps [B] fp32 as in Schedule; batched: both branches of guidance as one
+        batch.
         """
 
     @abstractmethod

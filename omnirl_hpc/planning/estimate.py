@@ -49,7 +49,9 @@ class Estimate:
 def find_shape(config: Config) -> QwenImageShape:
     """Raises ConfigError for a family without a shape."""
     if config.model.family not in SHAPES:
-        raise ConfigError(f"model.family={config.model.family} cannot be planned: known are {', '.join(SHAPES)}")
+        raise ConfigError(
+            f"model.family={config.model.family} cannot be planned: known are {', '.join(SHAPES)}"
+        )
     return SHAPES[config.model.family].find(config.model)
 
 
@@ -62,29 +64,38 @@ def typical_text_width(config: Config) -> int:
 def estimate(config: Config, layout: Layout, text_width: int | None = None) -> Estimate:
     """What one rank of a run needs. `config.residency` is swap or resident; `layout` is any rank's.
 
-    Host memory is the same while weights load: ranks read their parts of files that the system caches. It leaves out these files,
-    and what a reward's workers take.
-    text_width: tokens that prompts are padded to (None: typical). Raises ConfigError where the model is not known.
+    Host memory is the same while weights load: ranks read their parts of files that the system caches. It
+    leaves out these files, and what a reward's workers take. text_width: tokens that prompts are padded to
+    (None: typical). Raises ConfigError where the model is not known.
     """
     if config.residency not in ("swap", "resident"):
-        raise ValueError(f"residency={config.residency} is to be resolved first: planning.residency.choose_residency")
+        raise ValueError(
+            f"residency={config.residency} is to be resolved first: planning.residency.choose_residency"
+        )
     shape = find_shape(config)
     text_width = text_width or typical_text_width(config)
     weights = engine_weights(config, shape, layout)
     if unknown := set(config.rollout.awake) - weights.keys():
-        raise ConfigError(f"rollout.awake names {', '.join(sorted(unknown))}; the engine has {', '.join(weights)}")
+        raise ConfigError(
+            f"rollout.awake names {', '.join(sorted(unknown))}; the engine has {', '.join(weights)}"
+        )
     stays = {f"engine: {name}": size for name, size in weights.items() if name in config.rollout.awake}
     engine = {f"engine: {name}": size for name, size in weights.items() if name not in config.rollout.awake}
     (engine if config.rollout.engine == "diffusers" else stays).update(engine_adapter(config, shape))
     trained, base = trained_weights(config, shape, layout), frozen_weights(config, shape, layout)
-    always = {"CUDA and NCCL": CONTEXT_BYTES, "samples of the step": sample_bytes(config, shape, layout, text_width)} | stays
+    always = {
+        "CUDA and NCCL": CONTEXT_BYTES,
+        "samples of the step": sample_bytes(config, shape, layout, text_width),
+    } | stays
     rollout, actor = generation(config), training(config, shape, layout, text_width)
     host = {
         "process": PROCESS_BYTES,
         "CUDA libraries": CUDA_HOST_BYTES,
         "prompt embeddings": embedding_bytes(config, shape, text_width),
     }
-    kept = {f"copy of {name}": size for name, size in trained.items()}  # for a stop in mid-step, in both modes
+    kept = {
+        f"copy of {name}": size for name, size in trained.items()
+    }  # for a stop in mid-step, in both modes
     if config.residency == "swap":
         rollout, actor = engine | rollout, base | trained | actor
         host |= {f"copy of {name}": size for name, size in (engine | base).items()} | kept
@@ -100,7 +111,9 @@ def with_residency(config: Config, residency: str) -> Config:
 
 
 def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
-    """The engine's frozen weights on one rank, by component. Tensor parallelism splits all but the modulation."""
+    """The engine's frozen weights on one rank, by component. Tensor parallelism splits all but the
+    modulation.
+    """
     size, split = BYTES[config.rollout.dtype], config.rollout.tensor_parallel_size
     whole = shape.modulation_parameters
     return {
@@ -121,14 +134,21 @@ def frozen_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dic
     """The actor's base, sharded."""
     if config.actor.train == "full":
         return {}
-    return {"actor: base weights": BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size}
+    return {
+        "actor: base weights": BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size
+    }
 
 
 def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
     """What the optimizer changes, sharded."""
     weights = trained_bytes(config, shape) / layout.shard_size
-    parts = {"actor: weights" if config.actor.train == "full" else "actor: LoRA": weights, "actor: Adam": 2 * weights}
-    return parts | ({"actor: running mean": mean} if (mean := mean_bytes(config, shape) / layout.shard_size) else {})
+    parts = {
+        "actor: weights" if config.actor.train == "full" else "actor: LoRA": weights,
+        "actor: Adam": 2 * weights,
+    }
+    return parts | (
+        {"actor: running mean": mean} if (mean := mean_bytes(config, shape) / layout.shard_size) else {}
+    )
 
 
 def trained_bytes(config: Config, shape: QwenImageShape) -> float:
@@ -162,14 +182,18 @@ def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: 
     if config.actor.train == "full":
         block += FULL_SAVED_VECTORS
     else:
-        block += shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width  # of each stream
+        block += (
+            shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width
+        )  # of each stream
     once = branches if config.actor.cfg == "batched" else 1  # branches that compute at the same time
     parts = {
         "actor: gradients": trained_bytes(config, shape) / layout.shard_size,
         "actor: gathered blocks": GATHERED_BLOCKS * BYTES[config.actor.dtype] * shape.block_parameters,
     }
     if config.actor.train == "full":  # as computed, and in fp32 on their way to the ranks that keep them
-        parts["actor: gradients of a block"] = (BYTES[config.actor.dtype] + BYTES["float32"]) * shape.block_parameters
+        parts["actor: gradients of a block"] = (
+            BYTES[config.actor.dtype] + BYTES["float32"]
+        ) * shape.block_parameters
     if config.actor.activation_checkpointing:
         parts["actor: inputs of blocks"] = branches * tokens * vector * shape.layers
         parts["actor: one block's activations"] = once * tokens * vector * block
@@ -212,6 +236,7 @@ def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
     every, count = config.logging.samples_every, config.logging.samples_count
     images = count * (1 + config.steps // every) if every else 0
     return {
-        "checkpoints": (config.checkpoint.keep + 1) * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),
+        "checkpoints": (config.checkpoint.keep + 1)
+        * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),
         "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
     }

@@ -1,18 +1,22 @@
-"""The shape of Qwen-Image's parts: parameters, FLOPs, widths. The arithmetic of shared formulas, without the model."""
+"""The shape of Qwen-Image's parts: parameters, FLOPs, widths. The arithmetic of shared formulas, without the
+model.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.errors import ConfigError
 
-# Qwen/Qwen-Image's transformer/config.json, and the parameters of its other parts (Qwen2.5-VL-7B and the VAE).
+# Qwen/Qwen-Image's transformer/config.json, and the parameters of its other parts (Qwen2.5-VL-7B and the
+# VAE).
 PUBLISHED = {
     "patch_size": 2,
     "in_channels": 64,
@@ -28,7 +32,8 @@ PUBLISHED_VAE = 126_892_531
 
 PIXELS_PER_TOKEN = 16  # each way
 TIMESTEP_CHANNELS = 256
-# The 12 targets of the published recipes: attention and MLP of both streams. Timestep modulation stays frozen.
+# The 12 targets of the published recipes: attention and MLP of both streams. Timestep modulation stays
+# frozen.
 LORA_TARGETS = (
     "to_q",
     "to_k",
@@ -74,7 +79,9 @@ class QwenImageShape:
             in_channels=config["in_channels"],
             out_channels=config["out_channels"],
             text_width=config["joint_attention_dim"],
-            text_encoder_parameters=count_parameters(folder / "text_encoder") if there else PUBLISHED_TEXT_ENCODER,
+            text_encoder_parameters=count_parameters(folder / "text_encoder")
+            if there
+            else PUBLISHED_TEXT_ENCODER,
             vae_parameters=count_parameters(folder / "vae") if there else PUBLISHED_VAE,
             image_tokens=(model.height // PIXELS_PER_TOKEN) * (model.width // PIXELS_PER_TOKEN),
         )
@@ -87,7 +94,16 @@ class QwenImageShape:
     def block_linears(self) -> dict[str, tuple[int, int]]:
         """The linear layers of one block: name -> (in, out)."""
         d = self.width
-        attention = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+        attention = (
+            "to_q",
+            "to_k",
+            "to_v",
+            "to_out.0",
+            "add_q_proj",
+            "add_k_proj",
+            "add_v_proj",
+            "to_add_out",
+        )
         linears = {f"attn.{name}": (d, d) for name in attention}
         for stream in ("img", "txt"):
             linears |= {
@@ -136,7 +152,8 @@ class QwenImageShape:
     def forward_flops(self, text_tokens: int) -> float:
         """Floating-point operations of one forward pass of the transformer on one image.
 
-        Two streams of 12 d^2 multiply-adds a token and layer, modulation once a layer, and attention over both.
+        Two streams of 12 d^2 multiply-adds a token and layer, modulation once a layer, and attention over
+        both.
         """
         d, tokens = self.width, self.image_tokens + text_tokens
         return self.layers * (24 * d**2 * tokens + 24 * d**2) + self.attention_flops(text_tokens)
@@ -146,13 +163,21 @@ class QwenImageShape:
         return self.layers * 4 * self.width * (self.image_tokens + text_tokens) ** 2
 
     def lora_backward_flops(self, text_tokens: int) -> float:
-        """Of the backward pass where only LoRA is trained: gradients of inputs, not of weights; attention with its scores."""
+        """Of the backward pass where only LoRA is trained: gradients of inputs, not of weights; attention
+        with its scores.
+        """
         attention = self.attention_flops(text_tokens)
         return self.forward_flops(text_tokens) - attention + 2.5 * attention
 
     def full_backward_flops(self, text_tokens: int) -> float:
-        """The same where all weights are trained: gradients of weights, too, which are as much again but for attention."""
-        return self.lora_backward_flops(text_tokens) + self.forward_flops(text_tokens) - self.attention_flops(text_tokens)
+        """The same where all weights are trained: gradients of weights, too, which are as much again but for
+        attention.
+        """
+        return (
+            self.lora_backward_flops(text_tokens)
+            + self.forward_flops(text_tokens)
+            - self.attention_flops(text_tokens)
+        )
 
 
 @cache
@@ -161,7 +186,12 @@ def count_parameters(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no safetensors files: the checkpoint is not complete")
-    return sum(math.prod(tensor["shape"]) for file in files for name, tensor in _header(file).items() if name != "__metadata__")
+    return sum(
+        math.prod(tensor["shape"])
+        for file in files
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
 
 
 def _header(file: Path) -> dict[str, Any]:

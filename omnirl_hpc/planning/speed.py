@@ -53,7 +53,9 @@ def step_seconds(config: Config, layout: Layout, gpu: Gpu, text_width: int | Non
     efficiency = ROLLOUT_EFFICIENCY[rollout.engine, "merged" if alone else rollout.lora, rollout.compile]
     seconds = {
         "rollout": flops["rollout"] / (gpu.flops * efficiency) * slowdown(rollout.dtype),
-        "old_log_prob": flops["old_log_prob"] / (gpu.flops * OLD_LOG_PROB_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
+        "old_log_prob": flops["old_log_prob"]
+        / (gpu.flops * OLD_LOG_PROB_EFFICIENCY[actor.compile])
+        * slowdown(actor.dtype),
         "actor": flops["actor"] / (gpu.flops * ACTOR_EFFICIENCY[actor.compile]) * slowdown(actor.dtype),
     }
     return seconds | {"swap": swap_seconds(config, layout, gpu), "sync": sync_seconds(config, layout, gpu)}
@@ -68,13 +70,21 @@ def swap_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
     if config.residency == "resident":
         return 0.0
     shape = find_shape(config)
-    engine = sum(size for name, size in engine_weights(config, shape, layout).items() if name not in config.rollout.awake)
-    frozen, trained = (sum(part(config, shape, layout).values()) for part in (frozen_weights, trained_weights))
+    engine = sum(
+        size
+        for name, size in engine_weights(config, shape, layout).items()
+        if name not in config.rollout.awake
+    )
+    frozen, trained = (
+        sum(part(config, shape, layout).values()) for part in (frozen_weights, trained_weights)
+    )
     return (engine + frozen + 2 * trained) / (gpu.host_link * HOST_LINK_EFFICIENCY)
 
 
 def sync_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
-    """Of all weights only the copies to host memory count: their gathering and their checksums have not been measured."""
+    """Of all weights only the copies to host memory count: their gathering and their checksums have not been
+    measured.
+    """
     shape = find_shape(config)
     if config.actor.train == "full":
         return engine_weights(config, shape, layout)["transformer"] / (gpu.host_link * HOST_LINK_EFFICIENCY)

@@ -1,1 +1,3 @@
-"""Looking at a run from its files alone: its status, and a page about it. Needs no torch; a run may go on meanwhile."""
+"""Looking at a run from its files alone: its status, and a page about it. Needs no torch; a run may go on
+meanwhile.
+"""

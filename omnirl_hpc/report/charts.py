@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
-from typing import Sequence
 
 WIDTH, HEIGHT = 400, 220
 LEFT, RIGHT, TOP, BOTTOM = 62, 10, 10, 26  # margins around the plot
-COLORS = ("#1f6fb4", "#e07b1a", "#2a9247", "#c23b3b", "#7d5ab5", "#8a6048", "#c9559f", "#6b6b6b", "#a5a529", "#1aa3b3", "#34495e")
+COLORS = (
+    "#1f6fb4",
+    "#e07b1a",
+    "#2a9247",
+    "#c23b3b",
+    "#7d5ab5",
+    "#8a6048",
+    "#c9559f",
+    "#6b6b6b",
+    "#a5a529",
+    "#1aa3b3",
+    "#34495e",
+)
 MOST_POINTS = 600  # of one line; more are averaged
 
 Values = Sequence[float | None]
@@ -33,7 +45,9 @@ def line_chart(title: str, steps: Sequence[int], lines: dict[str, Values], note:
 
 
 def area_chart(title: str, steps: Sequence[int], areas: dict[str, Sequence[float]], note: str = "") -> str:
-    """A figure of series on top of one another, which add up to the whole; those that are 0 throughout are left out."""
+    """A figure of series on top of one another, which add up to the whole; those that are 0 throughout are
+    left out.
+    """
     areas = {name: values for name, values in areas.items() if any(values)}
     if not areas:
         return ""
@@ -87,7 +101,9 @@ def _thinned(steps: Sequence[int], values: Values) -> tuple[list[float], list[fl
 
 
 def _pieces(steps: Sequence[float], values: Values) -> list[list[tuple[float, float]]]:
-    """The line between gaps. Where most values are missing, as those of evaluations are, the rest is one line."""
+    """The line between gaps. Where most values are missing, as those of evaluations are, the rest is one
+    line.
+    """
     known = [(step, value) for step, value in zip(steps, values) if value is not None]
     if 2 * len(known) <= len(values):
         return [known]
@@ -115,7 +131,10 @@ def _figure(title: str, note: str, scale: _Scale, paths: list[str], names: list[
         marks.append(f'<text x="{scale.x(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>')
     legend = ""
     if len(names) > 1:
-        entries = (f'<span><i style="background:{color}"></i>{escape(name)}</span>' for color, name in zip(COLORS, names))
+        entries = (
+            f'<span><i style="background:{color}"></i>{escape(name)}</span>'
+            for color, name in zip(COLORS, names)
+        )
         legend = f'<div class="legend">{"".join(entries)}</div>'
     note = f" <small>{escape(note)}</small>" if note else ""
     return (

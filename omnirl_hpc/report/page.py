@@ -6,9 +6,10 @@ import base64
 import io
 import os
 import shlex
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -43,7 +44,9 @@ pre.settings { columns: 3; } .comparison { max-width: 100%; max-height: 1100px; 
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write the page, whole or not at all, to `out` or RUN/report.html. Raises ConfigError where the folder holds no run."""
+    """Write the page, whole or not at all, to `out` or RUN/report.html. Raises ConfigError where the folder
+    holds no run.
+    """
     records = RunRecords.read(run_dir)
     out = out or records.run.path / "report.html"
     temporary = out.with_name(out.name + ".tmp")
@@ -71,7 +74,12 @@ def render(records: RunRecords) -> str:
 
 def summary(records: RunRecords) -> str:
     steps = "" if records.steps is None else f" of {records.steps}"
-    facts = [f"recipe {records.recipe}", f"{records.steps_done}{steps} steps", records.state, describe_rewards(records)]
+    facts = [
+        f"recipe {records.recipe}",
+        f"{records.steps_done}{steps} steps",
+        records.state,
+        describe_rewards(records),
+    ]
     if seconds := records.seconds_a_step():
         facts.append(f"{seconds:.3g} s a step")
     if started := records.environment.get("started"):
@@ -84,18 +92,31 @@ def charts(records: RunRecords) -> list[str]:
     steps = [line["step"] for line in records.metrics]
 
     def lines(*names: str, **renamed: str) -> dict[str, list[float | None]]:
-        return {shown: records.column(name) for shown, name in ({name: name for name in names} | renamed).items()}
+        return {
+            shown: records.column(name) for shown, name in ({name: name for name in names} | renamed).items()
+        }
 
-    phases = sorted({name for line in records.metrics for name in line if name.startswith("time/")} - set(NOT_PHASES))
+    phases = sorted(
+        {name for line in records.metrics for name in line if name.startswith("time/")} - set(NOT_PHASES)
+    )
     policies = sorted({name for line in records.metrics for name in line if name.startswith("evaluation/")})
     parts = sorted({name for line in records.metrics for name in line if name.startswith("reward/")})
-    parts = [name for name in parts if name.removeprefix("reward/") not in ("mean", "std", "failed", "zero_std_groups")]
+    parts = [
+        name
+        for name in parts
+        if name.removeprefix("reward/") not in ("mean", "std", "failed", "zero_std_groups")
+    ]
     return [
         line_chart(
-            "Reward", steps, {"mean": records.column("reward/mean")} | {"last 10": running_mean(records.column("reward/mean"))}
+            "Reward",
+            steps,
+            {"mean": records.column("reward/mean")}
+            | {"last 10": running_mean(records.column("reward/mean"))},
         ),
         line_chart("Parts of the reward", steps, lines(*parts) if len(parts) > 1 else {}),
-        line_chart("Evaluation", steps, {name.removeprefix("evaluation/"): records.column(name) for name in policies}),
+        line_chart(
+            "Evaluation", steps, {name.removeprefix("evaluation/"): records.column(name) for name in policies}
+        ),
         line_chart("Reward, spread", steps, {"standard deviation": records.column("reward/std")}),
         line_chart(
             "Groups without spread, failed samples",
@@ -155,7 +176,9 @@ def samples(records: RunRecords) -> str:
         by_step.setdefault(sample["step"], []).append(sample)
     rows = []
     for step in spread(sorted(by_step), SAMPLED_STEPS):
-        pictures = [picture(records.run.samples / sample["file"], sample) for sample in by_step[step][:SAMPLES_A_STEP]]
+        pictures = [
+            picture(records.run.samples / sample["file"], sample) for sample in by_step[step][:SAMPLES_A_STEP]
+        ]
         if any(pictures):
             rows.append(f'<h3>step {step + 1}</h3><div class="samples">{"".join(pictures)}</div>')
     return "".join(rows)
@@ -232,5 +255,7 @@ def reproduction(records: RunRecords) -> str:
 
 
 def table(rows: dict[str, Any]) -> str:
-    body: Iterable[str] = (f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
+    body: Iterable[str] = (
+        f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items()
+    )
     return f"<table>{''.join(body)}</table>" if rows else ""

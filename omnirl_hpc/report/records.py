@@ -98,7 +98,9 @@ def describe_rewards(records: RunRecords) -> str:
     if ends is None:
         return "no reward yet"
     count, first, last = ends
-    which = ("the first step", "the last") if count == 1 else (f"the first {count} steps", f"the last {count}")
+    which = (
+        ("the first step", "the last") if count == 1 else (f"the first {count} steps", f"the last {count}")
+    )
     return f"mean reward {first:.6g} in {which[0]}, {last:.6g} in {which[1]}"
 
 

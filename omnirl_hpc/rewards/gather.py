@@ -22,7 +22,9 @@ class ScoredStep:
     """All samples of a step, ordered by group and sample: the same on every rank, whatever their number."""
 
     rewards: Tensor  # [N] fp64, the weighted sum of all parts; NaN where one of them gave none
-    parts: dict[str, Tensor]  # name of the part -> [N] fp64 its scores, without the weight; NaN where there is none
+    parts: dict[
+        str, Tensor
+    ]  # name of the part -> [N] fp64 its scores, without the weight; NaN where there is none
     mask: Tensor  # [N] bool, False where there is none
     groups: Tensor  # [N] int64
     own: Tensor  # [n] int64, the places of this rank's samples, in the order of its batch
@@ -39,7 +41,8 @@ class ScoredStep:
 
 
 def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: RewardConfig) -> ScoredStep:
-    """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no reward.
+    """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no
+    reward.
 
     A sample that one part could not score has no reward: the sum of the others would be on another scale.
     """
@@ -58,10 +61,14 @@ def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: Reward
         log.warning("reward %s failed: %s", name, error)
     if int((~mask).sum()) > config.max_failed_fraction * len(rewards):
         failed = {name: int((~torch.isfinite(values)).sum()) for name, values in parts.items()}
-        counts = " and ".join(f"reward {name} gave no finite score for {count}" for name, count in failed.items() if count)
+        counts = " and ".join(
+            f"reward {name} gave no finite score for {count}" for name, count in failed.items() if count
+        )
         raise RewardError(
             f"{counts} of {len(rewards)} samples, more than reward.max_failed_fraction={config.max_failed_fraction} allows"
             + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
     seconds = sum(part.seconds for part in scores.values())
-    return ScoredStep(rewards, parts, mask, identities // 2**32, torch.searchsorted(identities, identity), seconds)
+    return ScoredStep(
+        rewards, parts, mask, identities // 2**32, torch.searchsorted(identities, identity), seconds
+    )

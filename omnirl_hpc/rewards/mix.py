@@ -19,7 +19,9 @@ class RewardMix:
             runner.submit(batch)
 
     def collect(self) -> dict[str, Scores]:
-        """Wait for everything submitted. Raises RewardError at the deadline of a part or when a worker process is gone."""
+        """Wait for everything submitted. Raises RewardError at the deadline of a part or when a worker
+        process is gone.
+        """
         return {name: runner.collect() for name, runner in self._runners.items()}
 
     def close(self) -> None:

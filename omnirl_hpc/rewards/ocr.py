@@ -13,9 +13,11 @@ ONE_THREAD = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in (
 
 
 class Ocr(Reward):
-    """The definition of flow_grpo (flow_grpo/ocr.py): 1 - d / length of the target, both texts in lower case without white space.
+    """The definition of flow_grpo (flow_grpo/ocr.py): 1 - d / length of the target, both texts in lower case
+    without white space.
 
-    d is 0 where the target occurs in the recognised text, otherwise the Levenshtein distance of the two, at most the length.
+    d is 0 where the target occurs in the recognised text, otherwise the Levenshtein distance of the two, at
+    most the length.
     """
 
     Settings = OcrConfig
@@ -36,7 +38,10 @@ class Ocr(Reward):
         )
 
     def score(self, batch: RewardBatch) -> list[float]:
-        return [similarity(self.recognise(image), prompt.target) for image, prompt in zip(batch.images, batch.prompts)]
+        return [
+            similarity(self.recognise(image), prompt.target)
+            for image, prompt in zip(batch.images, batch.prompts)
+        ]
 
     def recognise(self, image: np.ndarray) -> str:
         """All lines in an image [H, W, 3] uint8, in reading order; "" where there are none."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,12 +22,16 @@ class RewardBatch:
 
 
 class Reward(ABC):
-    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a time.
+    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a
+    time.
 
-    The module is imported in the rank's own process too: a reward imports its `packages` when it is made, not before.
+    The module is imported in the rank's own process too: a reward imports its `packages` when it is made, not
+    before.
     """
 
-    Settings: ClassVar[type[RewardPartConfig]] = RewardPartConfig  # a dataclass: what may be set, and its defaults
+    Settings: ClassVar[type[RewardPartConfig]] = (
+        RewardPartConfig  # a dataclass: what may be set, and its defaults
+    )
     needs_target: ClassVar[bool] = False  # every prompt must have one
     packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements
 

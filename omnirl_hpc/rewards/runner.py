@@ -11,12 +11,12 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import RewardPartConfig
@@ -46,16 +46,21 @@ class RewardRunner:
         """`name` is for messages. Workers find the class that `settings` names and make one of it each."""
         self._name, self._settings = name, settings
         self._pool = ProcessPoolExecutor(
-            settings.workers, multiprocessing.get_context("spawn"), initializer=_make_reward, initargs=(settings,)
+            settings.workers,
+            multiprocessing.get_context("spawn"),
+            initializer=_make_reward,
+            initargs=(settings,),
         )
         self._submitted: list[tuple[int, Future]] = []
 
     def submit(self, batch: RewardBatch) -> None:
         """Start scoring; returns at once. Raises RewardError when a worker process is gone."""
         try:
-            # Processes are started here, and inherit what is blocked: before `_make_reward`, a signal would end them.
+            # Processes are started here, and inherit what is blocked: before `_make_reward`, a signal would
+            # end them.
             with _signals_blocked():
-                multiprocessing.resource_tracker.ensure_running()  # starting it unblocks signals, so before the workers
+                # starting it unblocks signals, so before the workers
+                multiprocessing.resource_tracker.ensure_running()
             with _signals_blocked():
                 future = self._pool.submit(_score, batch)
         except BrokenProcessPool as error:
@@ -88,7 +93,9 @@ class RewardRunner:
 
     def close(self) -> None:
         """End the workers, whatever they are doing: Python waits at its exit for one that hangs."""
-        workers = list((self._pool._processes or {}).values())  # the public kill_workers() comes with Python 3.14
+        workers = list(
+            (self._pool._processes or {}).values()
+        )  # the public kill_workers() comes with Python 3.14
         self._pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
@@ -130,7 +137,9 @@ def _end_with_parent() -> None:
 
 
 def _score(batch: RewardBatch) -> tuple[list[float], str | None, float]:
-    """Scores, or what went wrong. A reward is a user's code and may raise anything: it comes back as a failed call."""
+    """Scores, or what went wrong. A reward is a user's code and may raise anything: it comes back as a failed
+    call.
+    """
     started = time.perf_counter()
     try:
         scores, error = [float(score) for score in _reward.score(batch)], None

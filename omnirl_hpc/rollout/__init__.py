@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # only for annotations, so that versions can be checked befor
     from omnirl_hpc.rollout.engine import RolloutEngine
 
 
-def make_engine(config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer) -> RolloutEngine:
+def make_engine(
+    config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer
+) -> RolloutEngine:
     """The engine that `rollout.engine` names. Only its own module is imported."""
     if config.rollout.engine == "diffusers":
         from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine

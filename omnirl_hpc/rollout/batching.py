@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ class SampleBatch:
     def windows(self) -> list[Window]:
         return [request.window for request in self.requests]
 
-    def trajectories(self, recording: Recording, images: Tensor, schedule: Schedule, version: int) -> Trajectories:
+    def trajectories(
+        self, recording: Recording, images: Tensor, schedule: Schedule, version: int
+    ) -> Trajectories:
         """What the pipeline call produced, as training reads it."""
         device = self.initial.device
         edges = torch.tensor([[*range(w.start, w.start + w.size + 1)] for w in self.windows])
@@ -59,8 +61,8 @@ def micro_batches(
 ) -> Iterator[tuple[SampleBatch, int]]:
     """Consecutive batches of exactly `size` samples, each with the number of real ones.
 
-    The last batch is padded with its own last sample. Every kernel then sees one shape, so that a sample's value does not
-    depend on how many others are generated with it.
+    The last batch is padded with its own last sample. Every kernel then sees one shape, so that a sample's
+    value does not depend on how many others are generated with it.
     """
     for start in range(0, len(requests), size):
         batch = list(requests[start : start + size])
@@ -71,7 +73,9 @@ def micro_batches(
 
 def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], device: torch.device) -> SampleBatch:
     def noise(request: SampleRequest, purpose: str, *place: int) -> Tensor:
-        return standard_normal(shape, request.seed, purpose, request.step, request.prompt_id, request.sample, *place)
+        return standard_normal(
+            shape, request.seed, purpose, request.step, request.prompt_id, request.sample, *place
+        )
 
     def transition_noise(request: SampleRequest) -> Tensor:
         window = request.window

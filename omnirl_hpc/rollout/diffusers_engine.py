@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -66,14 +66,18 @@ class DiffusersEngine:
         return self._family.encode_prompt(self._pipeline, prompt)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None
+    ) -> Iterator[Trajectories]:
         self._require_awake()
         schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
         size, shape = self.micro_batch_size, self._family.latent_shape()
         for batch, count in micro_batches(requests, size, shape, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
             self._pipeline(
-                **self._family.pipeline_inputs(batch.text, batch.negative, self._config.sampling.true_cfg_scale),
+                **self._family.pipeline_inputs(
+                    batch.text, batch.negative, self._config.sampling.true_cfg_scale
+                ),
                 latents=batch.initial,
                 num_inference_steps=schedule.num_steps,
                 output_type="latent",
@@ -103,4 +107,6 @@ class DiffusersEngine:
 
     def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         self._require_awake()
-        return ((name, parameter.detach()) for name, parameter in self._pipeline.transformer.named_parameters())
+        return (
+            (name, parameter.detach()) for name, parameter in self._pipeline.transformer.named_parameters()
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Callable
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -31,8 +31,8 @@ class EmbeddingCache:
 def padded_length(token_counts: list[int], lengths: list[int]) -> int:
     """The smallest of `lengths` that is greater than every count.
 
-    Greater, not equal: at least one token of padding keeps an attention mask in every batch. Pipelines drop a mask of
-    all ones and then take another kernel, which would make a sample's value depend on its neighbours.
+    Greater, not equal: at least one token of padding keeps an attention mask in every batch. Pipelines drop a
+    mask of all ones and then take another kernel, which would make a sample's value depend on its neighbours.
     Raises DataError where none is.
     """
     longest = max(token_counts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Iterator, Protocol, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -43,7 +44,9 @@ class RolloutEngine(Protocol):
     def encode(self, prompt: str) -> Tensor:
         """Embeddings [L, D] of one prompt."""
 
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None
+    ) -> Iterator[Trajectories]:
         """One Trajectories for each micro-batch as soon as it is made, in the order of the requests.
 
         num_steps: denoising steps, where they are not those of training.
@@ -53,13 +56,16 @@ class RolloutEngine(Protocol):
         """Replace the adapter by `state` (PEFT names, in the engine's dtype)."""
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the transformer's weights (diffusers' names, whole tensors in the engine's dtype), asleep or awake.
+        """Replace the transformer's weights (diffusers' names, whole tensors in the engine's dtype), asleep
+        or awake.
 
         What the engine has no place for is passed over: `held_weights` tells. For actor.train=full.
         """
 
     def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the engine computes with, whole, one at a time: those of `names` that it has, and its others."""
+        """The weights that the engine computes with, whole, one at a time: those of `names` that it has, and
+        its others.
+        """
 
     def close(self) -> None:
         """Let go of the model. The default process group is the host's and stays."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,18 @@ log = logging.getLogger(__name__)
 
 
 def fit_micro_batch_size(
-    engine: RolloutEngine, requests: Sequence[SampleRequest], text_length: int, device: torch.device, may_shrink: bool
+    engine: RolloutEngine,
+    requests: Sequence[SampleRequest],
+    text_length: int,
+    device: torch.device,
+    may_shrink: bool,
 ) -> int:
-    """Generate one micro-batch; where any rank runs out of memory, all ranks halve `engine.micro_batch_size` and try again.
+    """Generate one micro-batch; where any rank runs out of memory, all ranks halve `engine.micro_batch_size`
+    and try again.
 
-    Collective. All micro-batches of a run have one shape, so what fits here fits later. `text_length` is the largest padded width of
-    the run. Raises EngineError on every rank where a single sample does not fit, or where the size must not change.
+    Collective. All micro-batches of a run have one shape, so what fits here fits later. `text_length` is the
+    largest padded width of the run. Raises EngineError on every rank where a single sample does not fit, or
+    where the size must not change.
     """
     while True:
         size = engine.micro_batch_size
@@ -31,14 +37,20 @@ def fit_micro_batch_size(
         if fits:
             return size
         if size == 1:
-            raise EngineError("not even one sample at a time fits into the GPU's memory: use smaller images or a larger replica")
+            raise EngineError(
+                "not even one sample at a time fits into the GPU's memory: use smaller images or a larger replica"
+            )
         if not may_shrink:
             raise EngineError(
                 f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict does not change it: "
                 f"set {size // 2}"
             )
         engine.micro_batch_size = size // 2
-        log.warning("rollout.micro_batch_size=%d does not fit into the GPU's memory: all ranks go on with %d", size, size // 2)
+        log.warning(
+            "rollout.micro_batch_size=%d does not fit into the GPU's memory: all ranks go on with %d",
+            size,
+            size // 2,
+        )
 
 
 def _try(engine: RolloutEngine, requests: Sequence[SampleRequest]) -> bool:

@@ -1,13 +1,13 @@
 """Random draws by sample identity.
 
-A draw is a function of (run seed, purpose, and what the purpose names: step, prompt, sample, …) and of nothing else: not
-of the rank, the number of ranks, the place in a batch, or the time. Tensors are drawn on the CPU in fp32, so that
-they are the same on every device.
+A draw is a function of (run seed, purpose, and what the purpose names: step, prompt, sample, …) and of
+nothing else: not of the rank, the number of ranks, the place in a batch, or the time. Tensors are drawn on
+the CPU in fp32, so that they are the same on every device.
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ ADAPTER_INIT = "adapter_init"
 def standard_normal(shape: Sequence[int], *identity: int | str) -> Tensor:
     """A standard normal tensor of `shape`, fp32, on the CPU.
 
-    From numpy's Philox, a counter-based generator keyed with 63 bits: torch's CPU generator takes only 32 bits of a seed, so that
-    among the million draws of a run some would be equal.
+    From numpy's Philox, a counter-based generator keyed with 63 bits: torch's CPU generator takes only 32
+    bits of a seed, so that among the million draws of a run some would be equal.
     """
     generator = np.random.Generator(np.random.Philox(key=stable_hash(*identity)))
     return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))

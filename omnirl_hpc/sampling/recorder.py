@@ -1,13 +1,15 @@
-"""The scheduler that is put into a stock pipeline: it makes the stochastic steps and records what training needs.
+"""The scheduler that is put into a stock pipeline: it makes the stochastic steps and records what training
+needs.
 
-Pipelines of diffusers and of vLLM-Omni end a denoising step in `scheduler.step(velocity, t, latents)`. Replacing that one
-object makes any of them a rollout engine; no pipeline has to be rewritten.
+Pipelines of diffusers and of vLLM-Omni end a denoising step in `scheduler.step(velocity, t, latents)`.
+Replacing that one object makes any of them a rollout engine; no pipeline has to be rewritten.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -28,9 +30,11 @@ class Recording:
 
 
 class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
-    """A flow-matching scheduler that draws stochastic steps inside each sample's window and ODE steps outside.
+    """A flow-matching scheduler that draws stochastic steps inside each sample's window and ODE steps
+    outside.
 
-    It keeps the latents in fp32 whatever dtype the pipeline works in. `begin` before each pipeline call, `finish` after it.
+    It keeps the latents in fp32 whatever dtype the pipeline works in. `begin` before each pipeline call,
+    `finish` after it.
     """
 
     @classmethod
@@ -42,7 +46,9 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         recorder.schedule = recorder._noise = None
         return recorder
 
-    def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, **_: Any) -> None:
+    def set_timesteps(
+        self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, **_: Any
+    ) -> None:
         """Install the schedule of `begin`, whatever the pipeline computed: rollout and actor must share one.
 
         Raises ValueError where the pipeline asks for another number of steps.
@@ -51,7 +57,9 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
             raise RuntimeError("RecordingScheduler.set_timesteps without begin")
         asked = num_inference_steps if sigmas is None else len(sigmas)
         if asked != self.schedule.num_steps:
-            raise ValueError(f"the pipeline asks for {asked} steps, the schedule has {self.schedule.num_steps}")
+            raise ValueError(
+                f"the pipeline asks for {asked} steps, the schedule has {self.schedule.num_steps}"
+            )
         self.num_inference_steps = asked
         self.sigmas = self.schedule.sigmas.to(device)
         self.timesteps = self.schedule.timesteps.to(device)
@@ -61,8 +69,9 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
     def begin(self, initial: Tensor, windows: Sequence[Window], noise: Tensor, schedule: Schedule) -> None:
         """Prepare one pipeline call.
 
-        initial: [B, S, C] fp32 noise, the same values that the pipeline is given as latents.
-        windows: one for each sample, all of one size W (0: ODE steps only). noise: [B, W, S, C] standard normal, for the steps of the windows.
+        initial: [B, S, C] fp32 noise, the same values that the pipeline is given as latents. windows: one for
+        each sample, all of one size W (0: ODE steps only). noise: [B, W, S, C] standard normal, for the steps
+        of the windows.
         """
         sizes = {window.size for window in windows}
         if len(sizes) != 1:
@@ -76,8 +85,12 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         self._edges = initial.new_empty((batch, self._size + 1, *initial.shape[1:]), dtype=torch.float32)
         self._log_probs = initial.new_empty((batch, self._size), dtype=torch.float32)
 
-    def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, return_dict: bool = True, **_: Any):
-        """One denoising step of the whole batch. `sample` only tells the dtype: the fp32 latents are kept here."""
+    def step(
+        self, model_output: Tensor, timestep: Tensor, sample: Tensor, return_dict: bool = True, **_: Any
+    ):
+        """One denoising step of the whole batch. `sample` only tells the dtype: the fp32 latents are kept
+        here.
+        """
         if self._noise is None:
             raise RuntimeError("RecordingScheduler.step without begin")
         if self.step_index is None:
@@ -87,7 +100,9 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         places = i - self._starts  # place of this step in each sample's window; outside: < 0 or >= size
         inside = (places >= 0) & (places < self._size)
         if inside.all():
-            self._sample = self._stochastic(torch.arange(len(places)), places, model_output, sigma, sigma_next)
+            self._sample = self._stochastic(
+                torch.arange(len(places)), places, model_output, sigma, sigma_next
+            )
         else:
             following = transition("ode", model_output, self._sample, sigma, sigma_next).next_sample
             if inside.any():
@@ -98,7 +113,9 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         out = self._sample.to(sample.dtype)
         return (out,) if not return_dict else type("StepOutput", (), {"prev_sample": out})()
 
-    def _stochastic(self, rows: Tensor, places: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    def _stochastic(
+        self, rows: Tensor, places: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor
+    ) -> Tensor:
         """Draw the next latents of `rows`, which are at `places` of their windows, and record the step."""
         rows, places = rows.to(velocity.device), places.to(velocity.device)
         drawn = transition(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -15,7 +16,9 @@ DEFAULT_SHIFT = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shi
 
 @dataclass(frozen=True)
 class Schedule:
-    """N denoising steps: sigmas [N + 1], descending to 0, and the timesteps [N] the model is called with; fp32, CPU."""
+    """N denoising steps: sigmas [N + 1], descending to 0, and the timesteps [N] the model is called with;
+    fp32, CPU.
+    """
 
     sigmas: Tensor
     timesteps: Tensor
@@ -33,16 +36,22 @@ class Schedule:
 def dynamic_shift(num_tokens: int, scheduler_config: Mapping[str, Any]) -> float:
     """mu: linear in the number of image tokens, between the limits in the scheduler's own file."""
     limits = {key: scheduler_config.get(key, default) for key, default in DEFAULT_SHIFT.items()}
-    slope = (limits["max_shift"] - limits["base_shift"]) / (limits["max_image_seq_len"] - limits["base_image_seq_len"])
+    slope = (limits["max_shift"] - limits["base_shift"]) / (
+        limits["max_image_seq_len"] - limits["base_image_seq_len"]
+    )
     return num_tokens * slope + limits["base_shift"] - slope * limits["base_image_seq_len"]
 
 
 def make_schedule(scheduler_config: Mapping[str, Any], num_steps: int, num_tokens: int) -> Schedule:
-    """The schedule that diffusers' pipeline would use for `num_steps` steps on images of `num_tokens` latent tokens.
+    """The schedule that diffusers' pipeline would use for `num_steps` steps on images of `num_tokens` latent
+    tokens.
 
-    Evenly spaced sigmas 1 … 1/N, then whatever shift the scheduler's file asks for, computed by diffusers' scheduler.
+    Evenly spaced sigmas 1 … 1/N, then whatever shift the scheduler's file asks for, computed by diffusers'
+    scheduler.
     """
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(dict(scheduler_config))
-    shift = {"mu": dynamic_shift(num_tokens, scheduler_config)} if scheduler.config.use_dynamic_shifting else {}
+    shift = (
+        {"mu": dynamic_shift(num_tokens, scheduler_config)} if scheduler.config.use_dynamic_shifting else {}
+    )
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), **shift)
     return Schedule(scheduler.sigmas, scheduler.timesteps)

@@ -9,12 +9,14 @@ from torch import Tensor
 
 @tensorclass
 class TextEmbeds:
-    """Prompt embeddings, right-padded to a common width L. embeds [B, L, D] in the model's dtype, mask [B, L] bool."""
+    """Prompt embeddings, right-padded to a common width L. embeds [B, L, D] in the model's dtype, mask [B, L]
+    bool.
+    """
 
     embeds: Tensor
     mask: Tensor
 
-    def in_dtype(self, dtype: torch.dtype) -> "TextEmbeds":
+    def in_dtype(self, dtype: torch.dtype) -> TextEmbeds:
         return TextEmbeds(self.embeds.to(dtype), self.mask, batch_size=self.batch_size)
 
 
@@ -37,7 +39,9 @@ class Trajectories:
 
 
 def pad_text(embeds: Tensor, length: int) -> TextEmbeds:
-    """[L, D] padded with zeros to [1, length, D], with its mask. Raises ValueError where it does not fit: no truncation."""
+    """[L, D] padded with zeros to [1, length, D], with its mask. Raises ValueError where it does not fit: no
+    truncation.
+    """
     tokens, width = embeds.shape
     if tokens > length:
         raise ValueError(f"{tokens} tokens do not fit into {length}")

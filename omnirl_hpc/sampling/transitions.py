@@ -1,8 +1,8 @@
 """One denoising step x -> x' of a flow-matching model, as a Gaussian with a known log-probability.
 
-Notation: x_sigma = (1 - sigma) x0 + sigma eps, velocity v = eps - x0, dt = sigma' - sigma < 0, eta = noise level.
-Everything is computed in fp32. The log-probability is the mean over latent dimensions, as in the published recipes:
-their clip ranges (1e-4 … 1e-6) only make sense for it.
+Notation: x_sigma = (1 - sigma) x0 + sigma eps, velocity v = eps - x0, dt = sigma' - sigma < 0, eta = noise
+level. Everything is computed in fp32. The log-probability is the mean over latent dimensions, as in the
+published recipes: their clip ranges (1e-4 … 1e-6) only make sense for it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ def transition(
              mean = x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt, std = s sqrt(-dt).
              At sigma = 1 the denominator takes `sigma_max` (the schedule's second sigma) in place of sigma.
       cps    Flow-CPS (arXiv 2509.05952): std = sigma' sin(eta pi / 2), 0 < eta <= 1,
-             mean = (1 - sigma') (x - sigma v) + sqrt(sigma'^2 - std^2) (x + (1 - sigma) v).
-             Its log-probability is -(x' - mean)^2, without variance and without normaliser, as published: its scale is
-             not that of the other kinds, and neither are its clip ranges.
+             mean = (1 - sigma') (x - sigma v) + sqrt(sigma'^2 - std^2) (x + (1 - sigma) v). Its
+             log-probability is -(x' - mean)^2, without variance and without normaliser, as published: its
+             scale is not that of the other kinds, and neither are its clip ranges.
       dance  DanceGRPO (arXiv 2505.07818): mean = x + v dt - eta^2 score dt / 2,
              score = -(x - (1 - sigma) x0) / sigma^2 with x0 = x - sigma v, std = eta sqrt(-dt).
 
     velocity, sample: [B, …]; sigma, sigma_next, sigma_max: floats or tensors of shape [B].
     Give exactly one of `noise` (standard normal, draws x') and `next_sample` (scores it); neither for ode.
 
-    Raises ValueError: unknown kind, noise_level <= 0 for a stochastic kind (use kind="ode" for a step without noise),
-    sigma not above sigma_next, sde at sigma = 1 without a sigma_max < 1, cps with eta above 1 or sigma_next = 0.
+    Raises ValueError: unknown kind, noise_level <= 0 for a stochastic kind (use kind="ode" for a step without
+    noise), sigma not above sigma_next, sde at sigma = 1 without a sigma_max < 1, cps with eta above 1 or
+    sigma_next = 0.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown transition {kind!r}; known: {', '.join(KINDS)}")
@@ -73,7 +74,9 @@ def transition(
         return Transition(mean, torch.zeros_like(dt), mean, None)
 
     if noise_level <= 0:
-        raise ValueError(f"noise_level={noise_level}: a stochastic step needs noise; use kind='ode' for a step without")
+        raise ValueError(
+            f"noise_level={noise_level}: a stochastic step needs noise; use kind='ode' for a step without"
+        )
     if (noise is None) == (next_sample is None):
         raise ValueError("give either noise (to draw the next sample) or next_sample (to score it)")
 
@@ -101,10 +104,14 @@ def _sde(velocity, sample, sigma, sigma_next, dt, noise_level, sigma_max):
     at_one = sigma >= 1
     if bool(at_one.any()):
         if sigma_max is None:
-            raise ValueError("sde at sigma = 1 divides by 1 - sigma: give sigma_max, the schedule's second sigma")
+            raise ValueError(
+                "sde at sigma = 1 divides by 1 - sigma: give sigma_max, the schedule's second sigma"
+            )
         bounded = torch.where(at_one, _per_sample(sigma_max, sample), sigma)
         if not bool((bounded < 1).all()):
-            raise ValueError(f"sigma_max={sigma_max} must be less than 1: sde divides by 1 - sigma_max at sigma = 1")
+            raise ValueError(
+                f"sigma_max={sigma_max} must be less than 1: sde divides by 1 - sigma_max at sigma = 1"
+            )
     else:
         bounded = sigma
     s = torch.sqrt(sigma / (1 - bounded)) * noise_level

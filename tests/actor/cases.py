@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ LENGTH = 8  # of padded text: short, so that attention is cheap
 
 
 def make_trajectories(config: Config) -> Trajectories:
-    """SAMPLES samples with a window of 2, as the transition draws them for a model that predicts random velocities."""
+    """SAMPLES samples with a window of 2, as the transition draws them for a model that predicts random
+    velocities.
+    """
     family = QwenImage(config.model)
     schedule, shape = family.make_schedule(config.sampling.num_inference_steps), family.latent_shape()
     dtype = getattr(torch, config.rollout.dtype)
@@ -109,20 +111,30 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
     transformer = family.load_transformer(getattr(torch, config.actor.dtype))
     bare = family.load_transformer(getattr(torch, config.actor.dtype))
     if config.actor.train == "lora":
-        add_lora(transformer, config.actor.lora, family.lora_targets, getattr(torch, config.actor.lora.dtype), config.seed)
+        add_lora(
+            transformer,
+            config.actor.lora,
+            family.lora_targets,
+            getattr(torch, config.actor.lora.dtype),
+            config.seed,
+        )
         fill_adapter(transformer, seed=1)
     for point in points:
 
         def velocity(model, point=point):
             scale = config.sampling.true_cfg_scale
-            return family.velocity(model, point.latents, point.timesteps, point.text, point.negative, scale, batched=False)
+            return family.velocity(
+                model, point.latents, point.timesteps, point.text, point.negative, scale, batched=False
+            )
 
         velocities = {CURRENT: velocity(transformer)}
         if REFERENCE in algorithm.adapters:
             velocities[REFERENCE] = velocity(bare).detach()
         point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
         algorithm.loss(point, velocities).loss.backward()
-    trained = lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())
+    trained = (
+        lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())
+    )
     return {name: p.grad for name, p in trained.items() if p.grad is not None}
 
 

@@ -8,7 +8,7 @@ from diffusers import QwenImageTransformer2DModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from omnirl_hpc.actor.attention import BACKENDS, set_attention
-from omnirl_hpc.config.rules import ACTOR_ATTENTION
+from omnirl_hpc.checks.rules import ACTOR_ATTENTION
 from omnirl_hpc.errors import ConfigError
 
 
@@ -30,7 +30,9 @@ def test_cudnn_is_set_where_a_gpu_is(transformer):
     before = _AttentionBackendRegistry.get_active_backend()
     set_attention(transformer, "cudnn", torch.device("cuda"))
     assert backend_of(transformer) == AttentionBackendName._NATIVE_CUDNN
-    assert _AttentionBackendRegistry.get_active_backend() == before  # the engine in this process keeps its own
+    assert (
+        _AttentionBackendRegistry.get_active_backend() == before
+    )  # the engine in this process keeps its own
 
 
 def test_sdpa_leaves_diffusers_default(transformer):

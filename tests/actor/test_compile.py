@@ -12,21 +12,29 @@ from tests.helpers import make_config, one_rank_group
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The graphs that dynamo makes. They run as they are: code generation is torch's own affair and takes a compiler."""
+    """The graphs that dynamo makes. They run as they are: code generation is torch's own affair and takes a
+    compiler.
+    """
     made, compile = [], torch.compile
 
     def backend(graph, inputs):
         made.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend=backend, **options))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: compile(function, backend=backend, **options)
+    )
     yield made
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("trains", ["algorithm.kl_coef=0.1", "actor.train=full"])  # LoRA switches its adapters
+@pytest.mark.parametrize(
+    "trains", ["algorithm.kl_coef=0.1", "actor.train=full"]
+)  # LoRA switches its adapters
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_compiled_blocks_give_the_same_gradients(graphs, tiny_model, tiny_prompts, tmp_path, checkpointing, trains):
+def test_compiled_blocks_give_the_same_gradients(
+    graphs, tiny_model, tiny_prompts, tmp_path, checkpointing, trains
+):
     overrides = (f"actor.activation_checkpointing={checkpointing}", trains)
     eager = make_config(tiny_model, tiny_prompts, tmp_path, *overrides)
     compiled = make_config(tiny_model, tiny_prompts, tmp_path, *overrides, "actor.compile=true")

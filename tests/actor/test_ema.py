@@ -1,4 +1,6 @@
-"""The running mean of the adapter: its formula, its state in an actor that swaps, its way through a checkpoint."""
+"""The running mean of the adapter: its formula, its state in an actor that swaps, its way through a
+checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def test_accumulation_equals_one_big_batch(configured, scale, tolerance):
     actor = make_actor(config)
     whole = gradients(actor, config, make_points(config, ALL, micro_batch=4))
     for size in (1, 2):
-        assert largest_difference(gradients(actor, config, make_points(config, ALL, micro_batch=size)), whole) < tolerance
+        assert (
+            largest_difference(gradients(actor, config, make_points(config, ALL, micro_batch=size)), whole)
+            < tolerance
+        )
 
 
 @pytest.mark.parametrize("setting", ["actor.activation_checkpointing=true", "actor.cfg=batched"])
@@ -75,7 +78,9 @@ def test_batched_guidance_is_one_forward_pass(configured):
 
 
 def test_sample_of_weight_zero_contributes_nothing(configured):
-    """Bitwise the same gradient whatever its reward and its latents, and that of the other samples alone up to rounding."""
+    """Bitwise the same gradient whatever its reward and its latents, and that of the other samples alone up
+    to rounding.
+    """
     config = configured("algorithm.kl_coef=0.1", "sampling.true_cfg_scale=1.0")
     actor, weights = make_actor(config), [0.25, 0.25, 0.0, 0.5]
     points = make_points(config, ALL, 4, weights)
@@ -98,7 +103,13 @@ def test_reference_is_the_base_model(configured):
     family = QwenImage(config.model)
     with torch.no_grad():
         expected = family.velocity(
-            family.load_transformer(torch.float32), point.latents, point.timesteps, point.text, point.negative, 4.0, batched=False
+            family.load_transformer(torch.float32),
+            point.latents,
+            point.timesteps,
+            point.text,
+            point.negative,
+            4.0,
+            batched=False,
         )
     assert torch.equal(reference, expected)
     assert torch.equal(before, after)
@@ -114,7 +125,9 @@ def test_reference_is_the_base_model(configured):
 
 
 def test_an_update_makes_better_samples_likelier(configured):
-    """The sign of it all: the sum of weight x advantage x change of log-probability is positive, and ratios are reported."""
+    """The sign of it all: the sum of weight x advantage x change of log-probability is positive, and ratios
+    are reported.
+    """
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
@@ -132,7 +145,9 @@ def test_an_update_makes_better_samples_likelier(configured):
 
 
 def test_kl_to_the_reference_has_plain_autograds_gradient(configured):
-    """The reference pass between forward and backward of the policy switches adapters: the gradient must not notice."""
+    """The reference pass between forward and backward of the policy switches adapters: the gradient must not
+    notice.
+    """
     config = configured("algorithm.kl_coef=10.0", "actor.activation_checkpointing=true")
     made = gradients(make_actor(config), config, make_points(config, ALL, micro_batch=4))
     assert largest_difference(made, plain_gradients(config, make_points(config, ALL, micro_batch=4))) < 1e-6
@@ -149,14 +164,18 @@ def test_gradients_that_are_not_finite_stop_the_run(configured):
         for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         list(actor._parameters.values())[3].grad.to_local()[0, 0] = value
-        with pytest.raises(NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"):
+        with pytest.raises(
+            NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"
+        ):
             actor.apply_gradients()
     assert all(torch.equal(tensor, before[name]) for name, tensor in actor.lora_state().items())
 
 
 def test_gradients_are_clipped_cleared_and_reported(configured):
     """All gradients 1: the norm is the square root of the number of parameters."""
-    config = configured("actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2")
+    config = configured(
+        "actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2"
+    )
     actor = make_actor(config)
     before = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
     count = sum(p.numel() for p in actor._parameters.values())
@@ -169,7 +188,8 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
         assert all(p.grad is None for p in actor._parameters.values())
         rates.append(lr)
     assert rates == pytest.approx([0.005, 0.01, 0.01])
-    # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4 a step
+    # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4
+    # a step
     decay = math.prod(1 - lr * 1e-4 for lr in rates)
     for name, tensor in actor.lora_state().items():
         torch.testing.assert_close(tensor, before[name] * decay, rtol=1e-6, atol=1e-9)
@@ -188,7 +208,9 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         local = some.to_local().numel() / some.numel()
         result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
-        result["base"] = {k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()}
+        result["base"] = {
+            k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()
+        }
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
@@ -199,14 +221,17 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
 
 
 def test_two_ranks_give_the_gradients_of_one(configured):
-    """Fully sharded, replicated (mesh 2 x 1), with checkpointing and KL; and a bf16 base under fp32 adapters trains.
+    """Fully sharded, replicated (mesh 2 x 1), with checkpointing and KL; and a bf16 base under fp32 adapters
+    trains.
 
     Expected: plain autograd on the micro-batches of both ranks, one after the other.
     """
     configs = {
         "sharded": configured(),
         "replicated": configured("actor.shard_size=1"),
-        "kl": configured("algorithm.kl_coef=10.0", "actor.activation_checkpointing=true", "actor.cfg=batched"),
+        "kl": configured(
+            "algorithm.kl_coef=10.0", "actor.activation_checkpointing=true", "actor.cfg=batched"
+        ),
         "bf16": configured("actor.dtype=bfloat16", "rollout.dtype=bfloat16"),
     }
     ranks = run_ranks(2, on_two_ranks, configs)
@@ -216,7 +241,12 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         for rank in ranks:
             assert largest_difference(rank[name]["gradients"], expected) < tolerance, name
 
-    single = FSDPActor(configs["bf16"], QwenImage(configs["bf16"].model), make_layout(configs["bf16"], 0, 1), torch.device("cpu"))
+    single = FSDPActor(
+        configs["bf16"],
+        QwenImage(configs["bf16"].model),
+        make_layout(configs["bf16"], 0, 1),
+        torch.device("cpu"),
+    )
     for rank in ranks:
         assert {name: result["local"] for name, result in rank.items()} == {
             "sharded": 0.5,
@@ -234,8 +264,14 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         assert all(not torch.equal(after[k], after[k].bfloat16().float()) for k in moved)
         # both ranks have the whole and the same state and metrics
         for name in configs:
-            base = QwenImage(configs[name].model).load_transformer(getattr(torch, configs[name].actor.dtype)).state_dict()
+            base = (
+                QwenImage(configs[name].model)
+                .load_transformer(getattr(torch, configs[name].actor.dtype))
+                .state_dict()
+            )
             assert base.keys() == rank[name]["base"].keys()
             assert all(torch.equal(rank[name]["base"][k], tensor) for k, tensor in base.items())
             assert rank[name]["metrics"] == ranks[0][name]["metrics"]
-            assert all(torch.equal(rank[name]["after"][k], ranks[0][name]["after"][k]) for k in rank[name]["after"])
+            assert all(
+                torch.equal(rank[name]["after"][k], ranks[0][name]["after"][k]) for k in rank[name]["after"]
+            )

@@ -1,4 +1,6 @@
-"""The actor with all weights trained: gradients of plain autograd, fp32 masters, and what is gathered of them."""
+"""The actor with all weights trained: gradients of plain autograd, fp32 masters, and what is gathered of
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def copies(actor: FSDPActor) -> dict[str, Tensor]:
 
 
 def update(actor: FSDPActor, config: Config, rows=ALL) -> None:
-    accumulate_gradients(actor, FlowGRPO(config), make_points(config, rows, 2), Accumulator(CPU), go_on, first=True)
+    accumulate_gradients(
+        actor, FlowGRPO(config), make_points(config, rows, 2), Accumulator(CPU), go_on, first=True
+    )
     actor.apply_gradients()
 
 
@@ -131,11 +135,16 @@ def test_two_ranks_train_what_one_would(configured):
     for rank in ranks:
         for name in configs:
             before = rank[name]["before"]
-            assert before.keys() == loaded.keys() and all(torch.equal(before[key], loaded[key]) for key in loaded)
+            assert before.keys() == loaded.keys() and all(
+                torch.equal(before[key], loaded[key]) for key in loaded
+            )
         for name in ("shard", "replicate"):
             assert largest_difference(rank[name]["gradients"], expected) < 1e-6
         for name in configs:
-            assert all(torch.equal(tensor, ranks[0][name]["after"][key]) for key, tensor in rank[name]["after"].items())
+            assert all(
+                torch.equal(tensor, ranks[0][name]["after"][key])
+                for key, tensor in rank[name]["after"].items()
+            )
         bf16 = rank["bf16"]
         assert bf16["dtype"] == torch.bfloat16
         assert {tensor.dtype for tensor in bf16["gradients"].values()} == {torch.float32}

@@ -1,4 +1,6 @@
-"""What each rank reads of a model's files is what diffusers' own loader gives, to the bit; on two ranks: test_fsdp, test_full."""
+"""What each rank reads of a model's files is what diffusers' own loader gives, to the bit; on two ranks:
+test_fsdp, test_full.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,22 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
     expected = plain.state_dict()
     with one_rank_group():
         actor = FSDPActor(config, WithBuffers(config.model), ALONE, CPU)
-        made = {name: tensor.full_tensor() for name, tensor in base_tensors(actor._transformer.state_dict()).items()}
+        made = {
+            name: tensor.full_tensor()
+            for name, tensor in base_tensors(actor._transformer.state_dict()).items()
+        }
         adapter = actor.lora_state()
     assert made.keys() == expected.keys()
-    assert all(torch.equal(made[name], tensor) and made[name].dtype == torch.bfloat16 for name, tensor in expected.items())
+    assert all(
+        torch.equal(made[name], tensor) and made[name].dtype == torch.bfloat16
+        for name, tensor in expected.items()
+    )
     assert torch.equal(actor._transformer.table, torch.arange(3.0))
     add_lora(plain, config.actor.lora, QwenImage.lora_targets, torch.float32, config.seed)
     slots = lora_parameters(plain)
-    assert adapter.keys() == slots.keys() and all(torch.equal(adapter[name], slot) for name, slot in slots.items())
+    assert adapter.keys() == slots.keys() and all(
+        torch.equal(adapter[name], slot) for name, slot in slots.items()
+    )
 
 
 @pytest.fixture
@@ -58,7 +68,10 @@ def files(tiny_model, tmp_path):
     [
         (lambda tensors: tensors.pop("proj_out.bias"), "proj_out.bias is missing"),
         (lambda tensors: tensors.update(other=torch.ones(2)), "other is in the files and not in the model"),
-        (lambda tensors: tensors.update({"proj_out.bias": torch.ones(3)}), r"proj_out.bias is \(3,\), the model has \(16,\)"),
+        (
+            lambda tensors: tensors.update({"proj_out.bias": torch.ones(3)}),
+            r"proj_out.bias is \(3,\), the model has \(16,\)",
+        ),
     ],
 )
 def test_files_of_another_model_are_refused(tiny_model, tiny_prompts, files, tmp_path, change, said):
@@ -72,7 +85,9 @@ def test_files_of_another_model_are_refused(tiny_model, tiny_prompts, files, tmp
 
 def test_a_tensor_that_is_there_twice_is_refused(tiny_model, tiny_prompts, files, tmp_path):
     folder, tensors = files
-    save_file({"proj_out.bias": tensors["proj_out.bias"]}, folder / "diffusion_pytorch_model.fp16.safetensors")
+    save_file(
+        {"proj_out.bias": tensors["proj_out.bias"]}, folder / "diffusion_pytorch_model.fp16.safetensors"
+    )
     config = make_config(tiny_model, tiny_prompts, tmp_path)
     with pytest.raises(DataError, match="proj_out.bias is there twice"):
         fill_from_files(QwenImage(config.model).empty_transformer(torch.float32), folder, CPU)

@@ -59,15 +59,21 @@ class SumOfVelocity:
         if REFERENCE in velocities:
             value = value - self.log_prob(point, velocities[REFERENCE])
         return LossOutput(
-            -weighted_sum(point.advantages * value, point.weights), {"value": value.detach()}, {"largest": value.detach().max()}
+            -weighted_sum(point.advantages * value, point.weights),
+            {"value": value.detach()},
+            {"largest": value.detach().max()},
         )
 
 
-def point(latents: list[float], advantages: list[float], weights: list[float], recorded: list[float]) -> TrainingPoint:
+def point(
+    latents: list[float], advantages: list[float], weights: list[float], recorded: list[float]
+) -> TrainingPoint:
     values = torch.tensor(latents).reshape(-1, 1, 1)
     count = len(latents)
     extras = {"rollout_log_prob": torch.tensor(recorded), "old_log_prob": torch.zeros(count)}
-    return TrainingPoint(values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras)
+    return TrainingPoint(
+        values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras
+    )
 
 
 def update(actor, algorithm, points, metrics, first):
@@ -97,7 +103,9 @@ def test_one_step_on_the_sum_of_all_points(points, metrics):
     assert actor.gradients == [-(0.25 - 0.5 + 4.0)]
     reported = metrics.reduce()
     assert reported.pop("loss") == pytest.approx(3.0 * -3.75)
-    assert reported.pop("value") == pytest.approx(3.0 * (0.25 * 1 + 0.25 * 2 + 0.5 * 4))  # the weights sum to 1
+    assert reported.pop("value") == pytest.approx(
+        3.0 * (0.25 * 1 + 0.25 * 2 + 0.5 * 4)
+    )  # the weights sum to 1
     assert reported == {"grad_norm": 3.75, "lr": 0.5, "largest": 15.0}  # no gap was measured
 
 
@@ -110,7 +118,10 @@ def test_only_the_policy_has_gradients(points, metrics):
 
 def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
     update(OneNumber(3.0), SumOfVelocity(CURRENT), points, metrics, first=True)
-    assert [p.extras["seen"].tolist() for p in points] == [[3.0, 6.0], [12.0, 15.0]]  # by the forward pass of the update itself
+    assert [p.extras["seen"].tolist() for p in points] == [
+        [3.0, 6.0],
+        [12.0, 15.0],
+    ]  # by the forward pass of the update itself
     assert not any(p.extras["seen"].requires_grad for p in points)
     reported = metrics.reduce()
     assert reported[LARGEST_GAP] == 0.5  # 3 x 4 against 12.5; the others are exact

@@ -21,7 +21,9 @@ def test_not_normalised():
 def test_divided_by_the_batch():
     # all rewards: mean 1.5, squares .25 + 2.25 + 2.25 + .25 = 5, unbiased deviation sqrt(5 / 3) = 1.290994
     expected = 1 / (1.290994 + 1e-4)
-    assert advantages(REWARDS, GROUPS).tolist() == pytest.approx([-expected, expected, -expected, expected], abs=1e-6)
+    assert advantages(REWARDS, GROUPS).tolist() == pytest.approx(
+        [-expected, expected, -expected, expected], abs=1e-6
+    )
 
 
 def test_divided_by_the_group():

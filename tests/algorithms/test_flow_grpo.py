@@ -77,7 +77,8 @@ def test_clipping(ratio, advantage, expected):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "learns"), [(1.5, 2.0, False), (0.5, -2.0, False), (1.5, -2.0, True), (0.5, 2.0, True)]
+    ("ratio", "advantage", "learns"),
+    [(1.5, 2.0, False), (0.5, -2.0, False), (1.5, -2.0, True), (0.5, 2.0, True)],
 )
 def test_a_clipped_sample_has_no_gradient(ratio, advantage, learns):
     algorithm = make(clip_range=0.2)
@@ -122,21 +123,27 @@ def test_weighted_sum_ignores_what_weighs_nothing():
 def test_kl_term_is_the_kl_of_the_two_transitions(kind):
     algorithm = make(kind, clip_range=0.2, kl_coef=0.3)
     assert algorithm.adapters == (CURRENT, REFERENCE)
-    made, velocity = point([1.0, 1.0], [0.0, 0.0], [0.5, 0.5], algorithm)  # advantages of 0: only the KL is left
+    made, velocity = point(
+        [1.0, 1.0], [0.0, 0.0], [0.5, 0.5], algorithm
+    )  # advantages of 0: only the KL is left
     reference = velocity + normal(2, *SHAPE, seed=5)
     output = algorithm.loss(made, {CURRENT: velocity, REFERENCE: reference})
 
     step = lambda v: transition(kind, v, made.latents, 0.8, 0.6, noise_level=0.7, next_sample=made.latents)  # noqa: E731
     ours, theirs = step(velocity), step(reference)
     gaussian = lambda s: torch.distributions.Normal(s.mean, s.std.expand_as(s.mean))  # noqa: E731
-    analytic = torch.distributions.kl_divergence(gaussian(ours), gaussian(theirs)).mean(dim=(1, 2))  # per latent dimension
+    analytic = torch.distributions.kl_divergence(gaussian(ours), gaussian(theirs)).mean(
+        dim=(1, 2)
+    )  # per latent dimension
     torch.testing.assert_close(output.means["kl_reference"], analytic, rtol=1e-5, atol=1e-7)
     assert float(output.loss) == pytest.approx(0.3 * float(analytic.mean()), rel=1e-5)
 
 
 def test_kl_of_two_gaussians_by_hand():
     # (0.5)^2 / (2 x 0.25^2) = 2 in each of two dimensions
-    assert gaussian_kl(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 1.5]]), torch.tensor([[0.25]])).tolist() == [2.0]
+    assert gaussian_kl(
+        torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 1.5]]), torch.tensor([[0.25]])
+    ).tolist() == [2.0]
 
 
 def test_the_reference_gets_no_gradient():
@@ -166,9 +173,20 @@ def test_before_the_first_update_the_policy_is_compared_with_the_engine(old):
 
 @pytest.mark.parametrize(("std", "expected"), [(None, [-1, 1, -1, 1]), ("batch", [-0.774537, 0.774537] * 2)])
 def test_advantages_follow_the_settings(std, expected):  # the numbers of test_advantages.py
-    rewards, groups, mask = torch.tensor([1.0, 3.0, 0.0, 2.0]), torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)
-    assert make(advantage_std=std).advantages(rewards, groups, mask).tolist() == pytest.approx(expected, abs=1e-6)
-    assert make(advantage_std=None, advantage_clip=0.5).advantages(rewards, groups, mask).tolist() == [-0.5, 0.5, -0.5, 0.5]
+    rewards, groups, mask = (
+        torch.tensor([1.0, 3.0, 0.0, 2.0]),
+        torch.tensor([0, 0, 1, 1]),
+        torch.ones(4, dtype=torch.bool),
+    )
+    assert make(advantage_std=std).advantages(rewards, groups, mask).tolist() == pytest.approx(
+        expected, abs=1e-6
+    )
+    assert make(advantage_std=None, advantage_clip=0.5).advantages(rewards, groups, mask).tolist() == [
+        -0.5,
+        0.5,
+        -0.5,
+        0.5,
+    ]
 
 
 def test_one_training_point_for_each_step_of_the_window():

@@ -12,7 +12,9 @@ STATES = ("finished", "running", "started", "empty", "missing", "torn")
 
 
 def make_state(state: str, finished: Path, folder: Path) -> Path:
-    """A folder in `folder`, made from a finished run of three steps with checkpoints 0 and 3 (or 2 and 3, where 2 was the best)."""
+    """A folder in `folder`, made from a finished run of three steps with checkpoints 0 and 3 (or 2 and 3,
+    where 2 was the best).
+    """
     run = folder / state
     if state == "empty":
         run.mkdir()
@@ -31,7 +33,11 @@ def make_state(state: str, finished: Path, folder: Path) -> Path:
         for name in ("checkpoints", "samples", "evaluation"):
             shutil.rmtree(run / name)
     if state == "torn":  # a disk that was full, or a job that was killed
-        for name in ("checkpoints/step_000003/adapter/adapter_model.safetensors", "samples/index.jsonl", "metrics.jsonl"):
+        for name in (
+            "checkpoints/step_000003/adapter/adapter_model.safetensors",
+            "samples/index.jsonl",
+            "metrics.jsonl",
+        ):
             data = (run / name).read_bytes()
             (run / name).write_bytes(data[:-20])
         for picture in (run / "samples").glob("step_000000_*.png"):

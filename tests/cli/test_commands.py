@@ -1,4 +1,6 @@
-"""The commands as a user starts them: exit codes, one sentence on stderr, no traceback, no torch before it is needed."""
+"""The commands as a user starts them: exit codes, one sentence on stderr, no traceback, no torch before it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ atexit.register(lambda: print("TORCH", "torch" in sys.modules))
 from omnirl_hpc.cli.main import main
 main()
 """
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_STEP_ID",
+)
 
 
 def omnirl(*arguments: object, **environ: str) -> subprocess.CompletedProcess:
@@ -56,7 +66,11 @@ def train(tiny_prompts, tmp_path):
     (tmp_path / "model" / "model_index.json").touch()
 
     def run(*overrides: object, **environ: str) -> subprocess.CompletedProcess:
-        needed = (f"run_dir={tmp_path / 'run'}", f"model.path={tmp_path / 'model'}", f"data.prompts={tiny_prompts}")
+        needed = (
+            f"run_dir={tmp_path / 'run'}",
+            f"model.path={tmp_path / 'model'}",
+            f"data.prompts={tiny_prompts}",
+        )
         return omnirl("train", "recipe=flowgrpo_tiny", *needed, *overrides, **environ)
 
     return run
@@ -76,7 +90,9 @@ def test_no_command_shows_the_usage():
 
 def test_an_unknown_command_names_the_known_ones():
     known = ", ".join(COMMANDS)
-    assert said(omnirl("trian")) == f"omnirl-hpc: unknown command 'trian'; known: {known} (see omnirl-hpc help)"
+    assert (
+        said(omnirl("trian")) == f"omnirl-hpc: unknown command 'trian'; known: {known} (see omnirl-hpc help)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,14 +129,20 @@ def test_prompts_writes_a_table_without_torch(tmp_path):
     result = omnirl("prompts", file, "--kind", "ocr", "--count", 5, "--seed", 1)
     assert result.returncode == 0 and "TORCH False" in result.stdout
     assert pq.read_table(file).num_rows == 5
-    assert "exists; delete it or choose another name" in said(omnirl("prompts", file, "--kind", "ocr", "--count", 5))
+    assert "exists; delete it or choose another name" in said(
+        omnirl("prompts", file, "--kind", "ocr", "--count", 5)
+    )
 
 
 def test_prompts_refuses_what_cannot_be(tmp_path):
-    assert "--count 0: at least one prompt is needed" in said(omnirl("prompts", tmp_path / "p", "--kind", "ocr", "--count", 0))
+    assert "--count 0: at least one prompt is needed" in said(
+        omnirl("prompts", tmp_path / "p", "--kind", "ocr", "--count", 0)
+    )
     (tmp_path / "file").touch()
     inside_a_file = tmp_path / "file" / "p.parquet"
-    assert f"{inside_a_file} cannot be written" in said(omnirl("prompts", inside_a_file, "--kind", "ocr", "--count", 1))
+    assert f"{inside_a_file} cannot be written" in said(
+        omnirl("prompts", inside_a_file, "--kind", "ocr", "--count", 1)
+    )
 
 
 def test_tiny_model_refuses_what_cannot_be(tmp_path):
@@ -150,7 +172,10 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
         ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
-        ("sampling.window.size=6", ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"]),
+        (
+            "sampling.window.size=6",
+            ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"],
+        ),
         ("sampling.window.last=9", ["sampling.window.last=9", "sampling.num_inference_steps - 1 = 5"]),
         ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
         ("actor.optimizer.lr=-1", ["actor.optimizer.lr=-1", "positive"]),
@@ -185,11 +210,16 @@ def test_torchrun_shows_the_sentence_below_its_traceback(train, tmp_path):
     """It reads this file; tests/runs starts it."""
     line = said(train("steps=abc", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")))
     message = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert message["message"] == message["extraInfo"]["py_callstack"] == line and int(message["extraInfo"]["timestamp"])
+    assert message["message"] == message["extraInfo"]["py_callstack"] == line and int(
+        message["extraInfo"]["timestamp"]
+    )
 
 
 def test_a_missing_setting_is_one_sentence():
-    assert said(omnirl("train")) == "omnirl-hpc train: run_dir has no value: add run_dir=… to the command line or to the recipe"
+    assert (
+        said(omnirl("train"))
+        == "omnirl-hpc train: run_dir has no value: add run_dir=… to the command line or to the recipe"
+    )
 
 
 def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
@@ -204,7 +234,9 @@ def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(tra
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
-    assert "holds a run with other settings" in said(train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1"))
+    assert "holds a run with other settings" in said(
+        train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
+    )
 
 
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
@@ -216,8 +248,12 @@ def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
 
 def test_every_rank_checks_and_rank_0_speaks_first(train):
     world = {"LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(train(RANK="0", **world))
-    later = said(train(RANK="1", **world))  # where no launcher has ended it meanwhile: it may be the only one to know
+    assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(
+        train(RANK="0", **world)
+    )
+    later = said(
+        train(RANK="1", **world)
+    )  # where no launcher has ended it meanwhile: it may be the only one to know
     assert later.startswith("omnirl-hpc train: rank 1 of 3 on ") and "data.prompts_per_step=4" in later
 
 
@@ -229,7 +265,9 @@ def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     micro = "actor.micro_batch_size=4"
     in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}"
     assert in_use in said(train(micro, RANK="0", **world))
-    assert f": rank 1 of 2 on {socket.gethostname()} (torchrun): {in_use}" in said(train(micro, RANK="1", **world))
+    assert f": rank 1 of 2 on {socket.gethostname()} (torchrun): {in_use}" in said(
+        train(micro, RANK="1", **world)
+    )
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     assert "seed=0 (the run has 7)" in said(train(micro, RANK="0", **world))

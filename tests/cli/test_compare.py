@@ -16,16 +16,26 @@ PLACES = [("rollout", "noise"), ("rollout", "images"), ("update_0", "gradients")
 
 
 def make_run(folder: Path, steps: int = 3, changes: dict | None = None, metrics: dict | None = None) -> Path:
-    """A run directory; `changes`: (step, phase, tensor) -> hash, None for no line; `metrics`: (step, name) -> value."""
+    """A run directory; `changes`: (step, phase, tensor) -> hash, None for no line; `metrics`: (step, name) ->
+    value.
+    """
     folder.mkdir()
-    hashes = {(step, *place): f"{step}-{'-'.join(place)}" for step in range(steps) for place in PLACES} | (changes or {})
+    hashes = {(step, *place): f"{step}-{'-'.join(place)}" for step in range(steps) for place in PLACES} | (
+        changes or {}
+    )
     with (folder / "hashes.jsonl").open("w") as file:
         for (step, phase, tensor), value in hashes.items():
             if value is not None:
                 file.write(json.dumps({"step": step, "phase": phase, "tensor": tensor, "hash": value}) + "\n")
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(steps):
-            line = {"step": step, "reward/mean": 0.5, "loss": float("nan"), "time/step": step, "memory/host_peak": 1.0}
+            line = {
+                "step": step,
+                "reward/mean": 0.5,
+                "loss": float("nan"),
+                "time/step": step,
+                "memory/host_peak": 1.0,
+            }
             line["images_per_second"] = 2.0
             line |= {name: value for (at, name), value in (metrics or {}).items() if at == step}
             file.write(json.dumps(line) + "\n")
@@ -56,7 +66,12 @@ def test_equal_runs(compare, first, tmp_path):
 
 
 def test_what_is_measured_is_not_compared(compare, first, tmp_path):
-    measured = {(1, "time/step"): 99.0, (1, "time/new"): 1.0, (2, "memory/host_peak"): 7.0, (0, "images_per_second"): 1e-3}
+    measured = {
+        (1, "time/step"): 99.0,
+        (1, "time/new"): 1.0,
+        (2, "memory/host_peak"): 7.0,
+        (0, "images_per_second"): 1e-3,
+    }
     assert compare(first, make_run(tmp_path / "b", metrics=measured))[0] == 0
 
 

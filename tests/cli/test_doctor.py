@@ -32,8 +32,16 @@ class Ranks:
     def start(self, rank: int, command: str, *arguments: str, cwd: Path, **environ: str) -> subprocess.Popen:
         kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
         # local rank 0 each: two nodes, which look at their files both
-        world = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": self._port}
-        environ = kept | world | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environ
+        world = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": self._port,
+        }
+        environ = (
+            kept | world | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environ
+        )
         with (self._folder / f"rank_{rank}.txt").open("w") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "omnirl_hpc", command, *arguments],
@@ -60,7 +68,13 @@ def ranks(tmp_path):
 @pytest.fixture
 def settings(tiny_prompts):
     """Relative paths: each rank looks for them where it stands."""
-    return ("recipe=flowgrpo_tiny", "run_dir=run", "model.path=model", f"data.prompts={tiny_prompts}", "actor.micro_batch_size=4")
+    return (
+        "recipe=flowgrpo_tiny",
+        "run_dir=run",
+        "model.path=model",
+        f"data.prompts={tiny_prompts}",
+        "actor.micro_batch_size=4",
+    )
 
 
 @pytest.fixture
@@ -79,7 +93,10 @@ def test_alone_it_describes_the_installation(tmp_path):
     result = omnirl("doctor", HF_HUB_OFFLINE="1")
     assert result.returncode == 0 and result.stderr == ""
     assert "engines       diffusers: ready; vllm_omni: " in result.stdout
-    for line in ("ok       ranks        1 on 1 node(s): ", "-        model files  not checked: add model.path=…"):
+    for line in (
+        "ok       ranks        1 on 1 node(s): ",
+        "-        model files  not checked: add model.path=…",
+    ):
         assert line in result.stdout
     assert "-        all-reduce   one rank" in result.stdout and "FAILED" not in result.stdout
 
@@ -118,7 +135,9 @@ def test_every_fault_of_a_node_is_named_with_its_rank(ranks, nodes, settings, tm
     (there / "run").unlink()
     (there / "run").mkdir()
     (tmp_path / "site" / "peft-0.1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site" / "peft-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.1.0\n")
+    (tmp_path / "site" / "peft-0.1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: peft\nVersion: 0.1.0\n"
+    )
     path = f"{tmp_path / 'site'}:{ROOT}"
     started = [
         ranks.start(0, "doctor", *settings, cwd=nodes[0]),
@@ -153,7 +172,9 @@ def test_ctrl_c_ends_it_at_once(ranks, nodes, settings):
 
 def test_train_refuses_before_it_loads_anything(ranks, nodes, settings):
     (nodes[1] / "model" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    started = [ranks.start(rank, "train", *settings, "timeout_seconds=60", cwd=nodes[rank]) for rank in (0, 1)]
+    started = [
+        ranks.start(rank, "train", *settings, "timeout_seconds=60", cwd=nodes[rank]) for rank in (0, 1)
+    ]
     assert ranks.end(*started) == [1, 1]
     (line,) = ranks.said(0).splitlines()
     assert line.startswith(
@@ -172,6 +193,11 @@ def test_versions_that_vllm_omni_was_not_released_with():
 
 
 def test_words_for_the_engine():
-    assert doctor.describe_vllm_omni(Versions(None, None)).startswith("vllm_omni: not installed (on a machine without a GPU")
-    assert doctor.describe_vllm_omni(Versions("0.30.0", "0.30.0")) == "vllm_omni: ready (vllm-omni 0.30.0 with vllm 0.30.0)"
+    assert doctor.describe_vllm_omni(Versions(None, None)).startswith(
+        "vllm_omni: not installed (on a machine without a GPU"
+    )
+    assert (
+        doctor.describe_vllm_omni(Versions("0.30.0", "0.30.0"))
+        == "vllm_omni: ready (vllm-omni 0.30.0 with vllm 0.30.0)"
+    )
     assert "same minor version" in doctor.describe_vllm_omni(Versions("0.28.0", "0.30.0"))

@@ -60,13 +60,24 @@ def test_what_is_there_is_not_made_again(finished_run, evaluated, tmp_path, caps
 def test_another_reward_scores_again(finished_run, evaluated, tmp_path):
     shutil.copytree(evaluated, tmp_path / "out")
     weight = "reward.parts.jpeg_compressibility.weight=4"
-    main(["evaluate", str(finished_run), str(tmp_path / "out"), weight, "reward.parts.jpeg_compressibility.workers=2"])
+    main(
+        [
+            "evaluate",
+            str(finished_run),
+            str(tmp_path / "out"),
+            weight,
+            "reward.parts.jpeg_compressibility.workers=2",
+        ]
+    )
     for place in ("base", "step_000003/adapter"):
         assert result(tmp_path / "out" / place)["reward"] == 4 * result(evaluated / place)["reward"]
 
 
 def test_only_what_decides_a_score_defines_a_reward():
-    assert _definition(RewardPartConfig("mine", weight=0.5, workers=4, timeout_seconds=1.0)) == {"name": "mine", "weight": "0.5"}
+    assert _definition(RewardPartConfig("mine", weight=0.5, workers=4, timeout_seconds=1.0)) == {
+        "name": "mine",
+        "weight": "0.5",
+    }
 
 
 def _choose() -> tuple[int, dict[str, Path]]:
@@ -85,16 +96,23 @@ def forgotten_group():
     dist.destroy_process_group()
 
 
-def test_a_checkpoint_that_is_gone_is_one_sentence(finished_run, tmp_path, capsys, monkeypatch, forgotten_group):
+def test_a_checkpoint_that_is_gone_is_one_sentence(
+    finished_run, tmp_path, capsys, monkeypatch, forgotten_group
+):
     """The run that goes on deletes its oldest ones, and loading torch takes a while."""
     run = make_state("finished", finished_run, tmp_path)
     found = as_rank_0_found
-    monkeypatch.setattr(evaluate, "as_rank_0_found", lambda *given: shutil.rmtree(run / "checkpoints") or found(*given))
+    monkeypatch.setattr(
+        evaluate, "as_rank_0_found", lambda *given: shutil.rmtree(run / "checkpoints") or found(*given)
+    )
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", str(run), str(tmp_path / "out")])
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 1
-    assert f"{run}/checkpoints/step_000003/ema was deleted meanwhile, as a run does with its oldest checkpoints" in line
+    assert (
+        f"{run}/checkpoints/step_000003/ema was deleted meanwhile, as a run does with its oldest checkpoints"
+        in line
+    )
 
 
 def test_a_disk_that_refuses_is_one_sentence(finished_run, tmp_path, capsys, monkeypatch, forgotten_group):
@@ -125,9 +143,22 @@ def test_a_place_that_cannot_be_a_folder_is_one_sentence(finished_run, tmp_path,
 
 
 def test_another_seed_is_another_evaluation(finished_run, evaluated, tmp_path):
-    main(["evaluate", str(finished_run), str(tmp_path / "out"), "evaluation.seed=1", "evaluation.samples_per_prompt=2"])
+    main(
+        [
+            "evaluate",
+            str(finished_run),
+            str(tmp_path / "out"),
+            "evaluation.seed=1",
+            "evaluation.samples_per_prompt=2",
+        ]
+    )
     made, before = result(tmp_path / "out/base"), result(evaluated / "base")
-    assert [sample["file"] for sample in made["samples"]] == ["0000_00.png", "0000_01.png", "0001_00.png", "0001_01.png"]
+    assert [sample["file"] for sample in made["samples"]] == [
+        "0000_00.png",
+        "0000_01.png",
+        "0001_00.png",
+        "0001_01.png",
+    ]
     assert (tmp_path / "out/base/0000_00.png").read_bytes() != (evaluated / "base/0000_00.png").read_bytes()
     assert made["settings"] != before["settings"]
 
@@ -146,8 +177,17 @@ def test_two_ranks_make_the_images_of_one(finished_run, evaluated, tmp_path):
 @pytest.mark.parametrize("state", ["running", "torn"])
 def test_states_of_a_run(finished_run, tmp_path, state):
     """Checkpoint 3 is not whole: the one before is taken."""
-    before = max(path.name for path in (finished_run / "checkpoints").glob("step_*") if path.name != "step_000003")
-    main(["evaluate", str(make_state(state, finished_run, tmp_path)), str(tmp_path / "out"), "evaluation.num_prompts=1"])
+    before = max(
+        path.name for path in (finished_run / "checkpoints").glob("step_*") if path.name != "step_000003"
+    )
+    main(
+        [
+            "evaluate",
+            str(make_state(state, finished_run, tmp_path)),
+            str(tmp_path / "out"),
+            "evaluation.num_prompts=1",
+        ]
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["base", before]
 
 

@@ -11,11 +11,11 @@ import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from PIL import Image
 
-from omnirl_hpc.adapters import load_adapter
+from omnirl_hpc.checkpoints.adapters import load_adapter
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP
-from omnirl_hpc.models.qwen_image import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, standard_normal
 from tests.cli.run_states import make_state
 from tests.helpers import fill_adapter
@@ -24,7 +24,9 @@ STEPS, SHAPE = 5, (6, 16)  # of the evaluation in finished_run; latents of 32 x 
 
 
 def plain_latents(pipeline: QwenImagePipeline, prompts) -> torch.Tensor:
-    """What the stock pipeline makes of prompts, one at a time, from the noise that evaluations use; clean latents."""
+    """What the stock pipeline makes of prompts, one at a time, from the noise that evaluations use; clean
+    latents.
+    """
     made = []
     for prompt in prompts:
         made.append(
@@ -45,9 +47,11 @@ def plain_latents(pipeline: QwenImagePipeline, prompts) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def strong(finished_run, tmp_path_factory):
-    """The finished run with an adapter that matters in its last checkpoint: three steps change images by less than a grey level."""
-    from omnirl_hpc.adapters import read_adapter_config, save_adapter
-    from omnirl_hpc.checkpoint_files import crc
+    """The finished run with an adapter that matters in its last checkpoint: three steps change images by less
+    than a grey level.
+    """
+    from omnirl_hpc.checkpoints.adapters import read_adapter_config, save_adapter
+    from omnirl_hpc.checkpoints.files import crc
     from omnirl_hpc.config.schema import LoraConfig
     from omnirl_hpc.models.lora import add_lora, lora_parameters
 
@@ -55,12 +59,24 @@ def strong(finished_run, tmp_path_factory):
     shutil.copytree(finished_run, run)
     checkpoint = run / "checkpoints/step_000003"
     settings = read_adapter_config(checkpoint / "adapter")
-    model = json.loads((run / "checkpoints/step_000003/state.json").read_text())["config"].split("path: ")[1].split()[0]
+    model = (
+        json.loads((run / "checkpoints/step_000003/state.json").read_text())["config"]
+        .split("path: ")[1]
+        .split()[0]
+    )
     transformer = QwenImageTransformer2DModel.from_pretrained(model, subfolder="transformer")
-    add_lora(transformer, LoraConfig(settings["r"], settings["lora_alpha"]), QwenImage.lora_targets, torch.float32, seed=0)
+    add_lora(
+        transformer,
+        LoraConfig(settings["r"], settings["lora_alpha"]),
+        QwenImage.lora_targets,
+        torch.float32,
+        seed=0,
+    )
     for seed, folder in enumerate(("adapter", "ema")):
         fill_adapter(transformer, seed=seed)
-        save_adapter(checkpoint / folder, {name: p.data for name, p in lora_parameters(transformer).items()}, settings)
+        save_adapter(
+            checkpoint / folder, {name: p.data for name, p in lora_parameters(transformer).items()}, settings
+        )
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest = {name: [(checkpoint / name).stat().st_size, crc(checkpoint / name)] for name in manifest}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
@@ -84,7 +100,9 @@ def prompts(tiny_prompts):
 
 
 @pytest.mark.parametrize(("policy", "options"), [("adapter", ()), ("ema", ("--ema",))])
-def test_plain_diffusers_makes_the_images_of_evaluate(strong, evaluated, tiny_model, prompts, tmp_path, policy, options):
+def test_plain_diffusers_makes_the_images_of_evaluate(
+    strong, evaluated, tiny_model, prompts, tmp_path, policy, options
+):
     main(["export", str(strong), str(tmp_path / "out"), *options])
     folder, latents = evaluated
     pipeline = QwenImagePipeline.from_pretrained(tiny_model)
@@ -96,7 +114,9 @@ def test_plain_diffusers_makes_the_images_of_evaluate(strong, evaluated, tiny_mo
     images = QwenImage.decode(_family(tiny_model), pipeline.vae, plain)
     for image, name in zip(images, ("0000_00.png", "0001_00.png")):
         saved = np.asarray(Image.open(folder / "step_000003" / policy / name)).astype(int)
-        assert np.abs(saved - image.permute(1, 2, 0).numpy()).max() <= 1  # grey levels: rounding may fall either way
+        assert (
+            np.abs(saved - image.permute(1, 2, 0).numpy()).max() <= 1
+        )  # grey levels: rounding may fall either way
 
 
 def test_merged_is_the_adapter(strong, evaluated, tiny_model, prompts, tmp_path):
@@ -116,7 +136,11 @@ def _family(model):
 def test_an_exported_adapter_can_be_evaluated_itself(strong, evaluated, tiny_model, tiny_prompts, tmp_path):
     main(["export", str(strong), str(tmp_path / "out")])
     given = (f"model.path={tiny_model}", f"data.prompts={tiny_prompts}", "model.height=32", "model.width=48")
-    sizes = ("evaluation.num_prompts=2", f"evaluation.num_inference_steps={STEPS}", "rollout.micro_batch_size=2")
+    sizes = (
+        "evaluation.num_prompts=2",
+        f"evaluation.num_inference_steps={STEPS}",
+        "rollout.micro_batch_size=2",
+    )
     main(["evaluate", str(tmp_path / "out"), str(tmp_path / "e"), "recipe=flowgrpo_tiny", *given, *sizes])
     for name in ("0000_00.png", "0001_00.png"):
         ours, theirs = tmp_path / "e/step_000000/adapter" / name, evaluated[0] / "step_000003/adapter" / name
@@ -127,10 +151,15 @@ def test_an_exported_adapter_can_be_evaluated_itself(strong, evaluated, tiny_mod
 def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
     """Running and torn: checkpoint 3 is not whole, and the one before is taken."""
     run = make_state(state, finished_run, tmp_path)
-    before = max(int(p.name[5:]) for p in (finished_run / "checkpoints").glob("step_*") if p.name != "step_000003")
+    before = max(
+        int(p.name[5:]) for p in (finished_run / "checkpoints").glob("step_*") if p.name != "step_000003"
+    )
     main(["export", str(run), str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert said == f"wrote the adapter after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+    assert (
+        said
+        == f"wrote the adapter after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+    )
     exported, saved = (
         load_adapter(tmp_path / "out"),
         load_adapter(finished_run / f"checkpoints/step_{step or before:06d}/adapter"),
@@ -146,7 +175,11 @@ def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
         ("started", (), "checkpoints has no whole checkpoint"),
         ("torn", ("--step", "3"), "step_000003 has "),
         ("finished", ("--step", "1"), "step_000001 does not exist; whole steps: ["),
-        ("finished", ("--merge", "--model", "/nowhere"), "--merge needs the model, and model.path=/nowhere is none"),
+        (
+            "finished",
+            ("--merge", "--model", "/nowhere"),
+            "--merge needs the model, and model.path=/nowhere is none",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(finished_run, tmp_path, capsys, state, options, said):

@@ -51,21 +51,33 @@ def test_one_node(plan, ranks, images):
 
 
 def test_the_gpu_may_be_written_in_capitals(plan):
-    assert plan("gpu=H200")[1].split("\n", 1)[1] == plan("gpu=h200")[1].split("\n", 1)[1]  # the first line repeats what was asked
+    assert (
+        plan("gpu=H200")[1].split("\n", 1)[1] == plan("gpu=h200")[1].split("\n", 1)[1]
+    )  # the first line repeats what was asked
 
 
 def test_a_model_that_is_not_here_is_said(plan):
-    assert "model.path=/not/there is not here: sizes are those of the published model." in plan("model.path=/not/there")[1]
+    assert (
+        "model.path=/not/there is not here: sizes are those of the published model."
+        in plan("model.path=/not/there")[1]
+    )
 
 
 def test_sixty_four_gpus(plan):
-    replicas = ("rollout.cfg_parallel_size=2", "rollout.ulysses_degree=2", "actor.micro_batch_size=4", "actor.shard_size=8")
+    replicas = (
+        "rollout.cfg_parallel_size=2",
+        "rollout.ulysses_degree=2",
+        "actor.micro_batch_size=4",
+        "actor.shard_size=8",
+    )
     code, text = plan("nodes=8", "gpus_per_node=8", *replicas, "host_memory=2000")
     assert code == 0
     assert "64 rank(s): 16 rollout replica(s) of 4, actor mesh 8 (replicate) x 8 (shard)" in text
     assert row(text, "7") == ["56-63", "14-15", "7", "0-7"]
     assert row(text, "the node has") == ["", "2000.0"]
-    assert "actor.shard_size=8 keeps it inside a node" in plan("nodes=8", "gpus_per_node=8", *replicas[:-1])[1]
+    assert (
+        "actor.shard_size=8 keeps it inside a node" in plan("nodes=8", "gpus_per_node=8", *replicas[:-1])[1]
+    )
 
 
 def test_many_nodes_are_shown_in_part(plan):
@@ -84,7 +96,10 @@ def test_a_layout_that_cannot_be_is_refused_with_ways_out():
 def test_a_gpu_that_is_too_small_names_the_lever(plan):
     code, text = plan("gpu=mi250x")
     assert code == 1
-    assert re.search(r"It does not fit: a GPU needs 73\.\d of 64\.0 GiB\. Change: rollout\.micro_batch_size=\d+ \(then", text)
+    assert re.search(
+        r"It does not fit: a GPU needs 73\.\d of 64\.0 GiB\. Change: rollout\.micro_batch_size=\d+ \(then",
+        text,
+    )
     lever = re.search(r"Change: (\S+) ", text).group(1)
     assert plan("gpu=mi250x", lever)[0] == 0
 
@@ -95,7 +110,11 @@ def test_where_no_lever_helps_it_says_so(plan):
 
 
 def test_a_node_with_too_little_host_memory(plan):
-    adapter = ("gpus_per_node=8", "host_memory=512", "rollout.lora=adapter")  # merged keeps a clean copy in any case
+    adapter = (
+        "gpus_per_node=8",
+        "host_memory=512",
+        "rollout.lora=adapter",
+    )  # merged keeps a clean copy in any case
     code, text = plan(*adapter)
     assert code == 1
     assert "of 512 GiB of host memory. Change: residency=resident (then" in text
@@ -104,7 +123,10 @@ def test_a_node_with_too_little_host_memory(plan):
 
 def test_auto_says_why(plan):
     assert "residency resident (auto: both together need" in plan("gpus_per_node=8", "residency=auto")[1]
-    assert "residency swap (auto: both together would need" in plan("gpus_per_node=1", "residency=auto", "gpu=h100")[1]
+    assert (
+        "residency swap (auto: both together would need"
+        in plan("gpus_per_node=1", "residency=auto", "gpu=h100")[1]
+    )
 
 
 def test_sizes_of_a_checkpoint(plan, tiny_model):

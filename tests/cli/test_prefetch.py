@@ -1,6 +1,8 @@
-"""Fetching a model: the real huggingface_hub client against a stand-in for the hub, a small HTTP server on this machine.
+"""Fetching a model: the real huggingface_hub client against a stand-in for the hub, a small HTTP server on
+this machine.
 
-The stand-in speaks as much of the hub's protocol as snapshot_download asks for; the hub itself cannot be had in a test.
+The stand-in speaks as much of the hub's protocol as snapshot_download asks for; the hub itself cannot be had
+in a test.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ class Hub:
             def do_GET(self) -> None:
                 path = unquote(urlparse(self.path).path)
                 if path in (f"/api/models/{REPO}", f"/api/models/{REPO}/revision/{COMMIT}"):
-                    self.answer(json.dumps({"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": f} for f in hub.files()]}))
+                    self.answer(
+                        json.dumps(
+                            {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": f} for f in hub.files()]}
+                        )
+                    )
                 elif path == f"/api/models/{REPO}/tree/{COMMIT}":
                     self.answer(json.dumps([hub.entry(file) for file in hub.files()]))
                 elif path.startswith(start := f"/{REPO}/resolve/{COMMIT}/"):
@@ -80,7 +86,12 @@ def hub(tiny_model):
 
 
 def prefetch(folder: Path, *overrides: str, endpoint: str, **environ: str):
-    environ = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder.parent / "home"), "NO_PROXY": "*"} | environ
+    environ = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(folder.parent / "home"),
+        "NO_PROXY": "*",
+    } | environ
     return omnirl("prefetch", "recipe=flowgrpo_qwen_image", f"model.path={folder}", *overrides, **environ)
 
 
@@ -88,9 +99,13 @@ def test_everything_is_fetched_and_what_is_there_is_kept(hub, tiny_model, tmp_pa
     folder = tmp_path / "model"
     result = prefetch(folder, f"model.repo={REPO}", endpoint=hub.endpoint)
     assert result.returncode == 0, result.stderr
-    assert "TORCH False" in result.stdout and f"{REPO} (commit {COMMIT}) is complete in {folder}" in result.stdout
     assert (
-        f"RECIPE=flowgrpo_qwen_image MODEL={folder} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh" in result.stdout
+        "TORCH False" in result.stdout
+        and f"{REPO} (commit {COMMIT}) is complete in {folder}" in result.stdout
+    )
+    assert (
+        f"RECIPE=flowgrpo_qwen_image MODEL={folder} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh"
+        in result.stdout
     )
     assert all((folder / file).read_bytes() == (tiny_model / file).read_bytes() for file in hub.files())
 
@@ -119,8 +134,12 @@ def test_what_cannot_be_fetched_is_one_sentence(hub, tmp_path):
     folder = tmp_path / "model"
     missing = prefetch(folder, "model.repo=someone/else", endpoint=hub.endpoint)
     assert "model.repo=someone/else does not exist on the hub, or is private" in said(missing)
-    assert "model.repo=a/b/c is not a repository's name" in said(prefetch(folder, "model.repo=a/b/c", endpoint=hub.endpoint))
+    assert "model.repo=a/b/c is not a repository's name" in said(
+        prefetch(folder, "model.repo=a/b/c", endpoint=hub.endpoint)
+    )
     offline = prefetch(folder, endpoint=hub.endpoint, HF_HUB_OFFLINE="1")
-    assert said(offline) == "omnirl-hpc prefetch: HF_HUB_OFFLINE=1 forbids downloads: unset it on the login node"
+    assert (
+        said(offline) == "omnirl-hpc prefetch: HF_HUB_OFFLINE=1 forbids downloads: unset it on the login node"
+    )
     tiny = omnirl("prefetch", "recipe=flowgrpo_tiny", f"model.path={folder}")
     assert "recipe=flowgrpo_tiny names no repository of a model" in said(tiny)

@@ -67,7 +67,9 @@ def test_a_prompt_that_is_too_long_is_found_with_the_model(check, table, tiny_mo
 
 def test_the_longest_prompt_is_told_for_the_choice_of_text_lengths(check, table, tiny_model):
     file = table(prompt=["a", "bbb"])
-    short, longer = (check(table(prompt=prompts), "--model", tiny_model)[1][0] for prompts in (["a"], ["a", "bbb"]))
+    short, longer = (
+        check(table(prompt=prompts), "--model", tiny_model)[1][0] for prompts in (["a"], ["a", "bbb"])
+    )
     counts = [int(line.rpartition("the longest has ")[2].split()[0]) for line in (short, longer)]
     assert counts[1] == counts[0] + 2  # the tiny model's tokens are bytes
     assert longer.startswith(f"{file}: 2 prompts, all usable; ")
@@ -112,7 +114,10 @@ def test_a_file_of_another_form_is_converted(capsys, tmp_path):
         (["there.parquet", "--from", "p.txt"], "there.parquet exists; delete it or choose another name"),
         (["p.txt/out.parquet", "--from", "p.txt"], "p.txt/out.parquet cannot be written: "),
         (["out.parquet", "--from", "empty.txt"], "empty.txt has no prompts"),
-        (["--check", "p.txt", "--model", "m", "--family", "sd3"], "model=sd3 is not known; it must be one of: qwen_image, or"),
+        (
+            ["--check", "p.txt", "--model", "m", "--family", "sd3"],
+            "model=sd3 is not known; it must be one of: qwen_image, or",
+        ),
     ],
 )
 def test_what_cannot_be_converted(capsys, tmp_path, monkeypatch, arguments, said):

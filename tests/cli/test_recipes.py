@@ -13,8 +13,9 @@ from omnirl_hpc.config.resume import flatten
 from omnirl_hpc.planning.qwen_image import LORA_TARGETS
 from tests.cli.test_commands import omnirl
 
-# Row "Qwen-Image FlowGRPO OCR LoRA" of shared/reference/verl_omni.md 1.9, read from verl-omni's run_qwen_image_ocr_lora.sh, and
-# the optimizer's defaults in the paragraph below it. Not taken over: its judge, and 32 samples at once for log-probabilities.
+# Row "Qwen-Image FlowGRPO OCR LoRA" of shared/reference/verl_omni.md 1.9, read from verl-omni's
+# run_qwen_image_ocr_lora.sh, and the optimizer's defaults in the paragraph below it. Not taken over: its
+# judge, and 32 samples at once for log-probabilities.
 REFERENCE = {
     "model.height": 512,
     "model.width": 512,
@@ -63,7 +64,9 @@ def test_every_recipe_says_where_its_numbers_come_from(file):
 def test_the_table(capsys):
     main(["recipes"])
     printed = capsys.readouterr().out
-    assert all(file.stem in printed for file in recipe_files()) and "none" not in [file.stem for file in recipe_files()]
+    assert all(file.stem in printed for file in recipe_files()) and "none" not in [
+        file.stem for file in recipe_files()
+    ]
     assert "run_qwen_image_ocr_lora.sh" in printed and "FSDP2, LoRA r64" in printed
 
 

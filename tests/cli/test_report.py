@@ -11,7 +11,10 @@ from tests.cli.test_commands import omnirl
 
 def test_the_page_is_written_where_it_is_said(finished_run, tmp_path, capsys):
     run = make_state("torn", finished_run, tmp_path)
-    for arguments, file in (((), run / "report.html"), (("--out", str(tmp_path / "r.html")), tmp_path / "r.html")):
+    for arguments, file in (
+        ((), run / "report.html"),
+        (("--out", str(tmp_path / "r.html")), tmp_path / "r.html"),
+    ):
         main(["report", str(run), *arguments])
         assert capsys.readouterr().out == f"report: {file}\n"
         assert file.read_text().startswith("<!DOCTYPE html>")
@@ -44,5 +47,8 @@ def test_what_cannot_be_is_one_sentence(finished_run, tmp_path, capsys, state, o
 def test_a_run_ends_with_its_report_and_its_reward(finished_run):
     done, report, reward = (finished_run / "output.txt").read_text().splitlines()[-3:]
     assert done == f"done: results are in {finished_run}"
-    assert report == f"report: {finished_run / 'report.html'}" and "· finished ·" in (finished_run / "report.html").read_text()
+    assert (
+        report == f"report: {finished_run / 'report.html'}"
+        and "· finished ·" in (finished_run / "report.html").read_text()
+    )
     assert reward.startswith("mean reward -0.00") and reward.endswith(" in the last")

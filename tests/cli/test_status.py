@@ -44,7 +44,12 @@ def test_a_running_one(status, finished_run):
 def test_one_that_has_only_started(status):
     said = status("started")
     assert said["state"] == "not running; it has not finished a step"
-    assert (said["step"], said["reward"], said["speed"], said["checkpoint"]) == ("0 of 3", "no reward yet", "-", "none")
+    assert (said["step"], said["reward"], said["speed"], said["checkpoint"]) == (
+        "0 of 3",
+        "no reward yet",
+        "-",
+        "none",
+    )
 
 
 def test_a_torn_one(status):
@@ -54,7 +59,8 @@ def test_a_torn_one(status):
 
 
 @pytest.mark.parametrize(
-    ("state", "said"), [("empty", "is not the folder of a run: it has no config.yaml"), ("missing", "does not exist")]
+    ("state", "said"),
+    [("empty", "is not the folder of a run: it has no config.yaml"), ("missing", "does not exist")],
 )
 def test_what_is_no_run(finished_run, tmp_path, capsys, state, said):
     with pytest.raises(SystemExit) as ended:

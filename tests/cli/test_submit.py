@@ -32,7 +32,9 @@ def refused(*arguments: str) -> None:
 
 
 def test_the_script(printed, tmp_path):
-    script = printed("nodes=2", "ranks_per_node=2", "time=01:00:00", "account=me", "seed=1", "data.text_lengths=[64,128]")
+    script = printed(
+        "nodes=2", "ranks_per_node=2", "time=01:00:00", "account=me", "seed=1", "data.text_lengths=[64,128]"
+    )
     header, rest = script.split("\n\n", 1)
     assert header.splitlines() == [
         "#!/usr/bin/env bash",
@@ -56,7 +58,8 @@ def test_the_script(printed, tmp_path):
 
 
 @pytest.mark.parametrize(  # the forms of sbatch's manual
-    ("time", "seconds"), [("5", 300), ("5:30", 330), ("1:00:05", 3605), ("2-3", 183600), ("1-0:10", 87000), ("1-1:1:1", 90061)]
+    ("time", "seconds"),
+    [("5", 300), ("5:30", 330), ("1:00:05", 3605), ("2-3", 183600), ("1-0:10", 87000), ("1-1:1:1", 90061)],
 )
 def test_time_limits(time, seconds):
     assert seconds_of(time) == seconds
@@ -97,7 +100,10 @@ def test_what_the_job_would_refuse_is_refused_here(needed, capsys, wrong, senten
 
 def test_a_chain_would_go_back_again_and_again(needed, capsys):
     refused("--dry-run", *needed, "chain=2", "checkpoint.resume_step=3")
-    assert "checkpoint.resume_step=3 and chain=2: every job of the chain would go back" in capsys.readouterr().err
+    assert (
+        "checkpoint.resume_step=3 and chain=2: every job of the chain would go back"
+        in capsys.readouterr().err
+    )
 
 
 def test_without_slurm_the_cure_is_named(needed, capsys, monkeypatch, tmp_path):

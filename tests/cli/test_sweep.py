@@ -10,7 +10,9 @@ from omnirl_hpc.errors import ConfigError
 
 
 def test_every_combination_once_and_lists_stay_lists():
-    assert combinations(["seed=0,1", "steps=5", "sampling.transition=sde,cps", "rollout.awake=[vae,text_encoder]"]) == [
+    assert combinations(
+        ["seed=0,1", "steps=5", "sampling.transition=sde,cps", "rollout.awake=[vae,text_encoder]"]
+    ) == [
         [f"seed={seed}", "steps=5", f"sampling.transition={transition}", "rollout.awake=[vae,text_encoder]"]
         for seed in (0, 1)
         for transition in ("sde", "cps")
@@ -32,7 +34,10 @@ def test_a_task_that_has_no_combination(task, capsys):
     with pytest.raises(SystemExit) as end:
         main(["sweep", f"--task={task}", "seed=0,1"])
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"omnirl-hpc sweep: task {task}: the sweep has 2 combinations: submit it with --array=0-1\n"
+    assert (
+        capsys.readouterr().err
+        == f"omnirl-hpc sweep: task {task}: the sweep has 2 combinations: submit it with --array=0-1\n"
+    )
 
 
 def test_what_is_no_override():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import omnirl_hpc
+from omnirl_hpc.checks.rules import model_is_known
 from omnirl_hpc.config.classes import BUILT_IN, SETTINGS, find_class, settings_class
 from omnirl_hpc.config.load import load_config, load_run_config
-from omnirl_hpc.config.rules import model_is_known
 from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.errors import ConfigError
 
@@ -114,11 +114,16 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
 def test_a_run_whose_classes_are_not_here_is_read_without_them(module):
     overrides = [*NEEDED, "algorithm=flow_grpo", "reward=[mine:Mine,ocr]", "reward.parts.Mine.level=0.25"]
     file = module / "config.yaml"
-    file.write_text(load_config([*overrides, "reward.parts.Mine.weight=2"]).to_yaml().replace("mine:Mine", "gone:Mine"))
+    file.write_text(
+        load_config([*overrides, "reward.parts.Mine.weight=2"]).to_yaml().replace("mine:Mine", "gone:Mine")
+    )
     with pytest.raises(ConfigError, match="no module gone"):
         load_run_config(file, [], unused=["algorithm"])
     parts = load_run_config(file, [], unused=["algorithm", "reward"]).config.reward.parts
-    assert parts["Mine"] == RewardPartConfig("gone:Mine", weight=2.0) and type(parts["ocr"]).__name__ == "OcrConfig"
+    assert (
+        parts["Mine"] == RewardPartConfig("gone:Mine", weight=2.0)
+        and type(parts["ocr"]).__name__ == "OcrConfig"
+    )
 
 
 def said(*overrides: str) -> str:
@@ -131,23 +136,47 @@ def said(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("reward=nowhere:Mine", "reward=nowhere:Mine: there is no module nowhere on Python's path or in the working directory "),
+        (
+            "reward=nowhere:Mine",
+            "reward=nowhere:Mine: there is no module nowhere on Python's path or in the working directory ",
+        ),
         ("reward=mine.deeper:Mine", "reward=mine.deeper:Mine: there is no module mine.deeper on"),
         ("reward=needy:Mine", "reward=needy:Mine: needy needs no_such_package, which is not installed"),
-        ("reward=broken:Mine", "reward=broken:Mine cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
-        ("reward=hasty:Mine", "reward=hasty:Mine cannot be imported: JSONDecodeError: Expecting property name enclosed in "),
-        ("reward=mine:Bare", "reward=mine:Bare: Bare cannot be made from its settings alone: too many positional arguments"),
+        (
+            "reward=broken:Mine",
+            "reward=broken:Mine cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)",
+        ),
+        (
+            "reward=hasty:Mine",
+            "reward=hasty:Mine cannot be imported: JSONDecodeError: Expecting property name enclosed in ",
+        ),
+        (
+            "reward=mine:Bare",
+            "reward=mine:Bare: Bare cannot be made from its settings alone: too many positional arguments",
+        ),
         ("reward=mine:Other", "reward=mine:Other: the module mine has no class Other"),
         ("reward=mine:number", "reward=mine:number: the module mine has no class number"),
-        *[(f"reward={path}", f"reward={path}: a class of your own is written as") for path in ("mine:", ":Mine", ".mine:Mine")],
-        ("reward=mine:Stranger", "reward=mine:Stranger: Stranger does not derive from omnirl_hpc.rewards.reward.Reward"),
-        ("algorithm=mine:Mine", "algorithm=mine:Mine: Mine does not derive from omnirl_hpc.algorithms.algorithm.Algorithm"),
+        *[
+            (f"reward={path}", f"reward={path}: a class of your own is written as")
+            for path in ("mine:", ":Mine", ".mine:Mine")
+        ],
+        (
+            "reward=mine:Stranger",
+            "reward=mine:Stranger: Stranger does not derive from omnirl_hpc.rewards.reward.Reward",
+        ),
+        (
+            "algorithm=mine:Mine",
+            "algorithm=mine:Mine: Mine does not derive from omnirl_hpc.algorithms.algorithm.Algorithm",
+        ),
         ("reward=mine:Abstract", "reward=mine:Abstract: Abstract does not define score"),
         (
             "reward=mine:Untyped",
             "reward=mine:Untyped: its Settings must be a dataclass that derives from omnirl_hpc.config.schema.RewardPartConfig",
         ),
-        ("reward=mine:Odd", "reward=mine:Odd: its Settings cannot be used: Unexpected type annotation: complex"),
+        (
+            "reward=mine:Odd",
+            "reward=mine:Odd: its Settings cannot be used: Unexpected type annotation: complex",
+        ),
         ("reward=[ocr,nowhere:Mine]", "reward=nowhere:Mine: there is no module nowhere"),
         (
             "reward=[mine:Mine,ocr,other:Mine]",
@@ -161,7 +190,9 @@ def test_what_cannot_be_used(module, override, message):
 
 
 def test_a_reward_of_ones_own_brings_its_settings(module):
-    loaded = load_config([*NEEDED, "reward=mine:Mine", "reward.parts.Mine.level=0.25", "reward.parts.Mine.weight=2"])
+    loaded = load_config(
+        [*NEEDED, "reward=mine:Mine", "reward.parts.Mine.level=0.25", "reward.parts.Mine.weight=2"]
+    )
     (part,) = loaded.config.reward.parts.values()
     assert type(part).__name__ == "MineConfig" and (part.name, part.level, part.weight, part.tags) == (
         "mine:Mine",
@@ -176,7 +207,9 @@ def test_a_reward_of_ones_own_brings_its_settings(module):
 
 
 def test_ones_own_and_ours_together(module):
-    parts = load_config([*NEEDED, "reward=[mine:Mine,ocr]", "reward.parts.ocr.weight=0.7"]).config.reward.parts
+    parts = load_config(
+        [*NEEDED, "reward=[mine:Mine,ocr]", "reward.parts.ocr.weight=0.7"]
+    ).config.reward.parts
     assert {name: part.weight for name, part in parts.items()} == {"Mine": 1.0, "ocr": 0.7}
 
 
@@ -188,10 +221,12 @@ def test_a_reward_that_was_not_chosen_has_no_settings():
 
 def test_our_own_classes_are_not_imported_for_their_settings():
     program = (
-        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.config.rules import rewards_are_known;"
+        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.checks.rules import rewards_are_known;"
         f"config = load_config({[*NEEDED, 'reward=ocr']}).config; rewards_are_known(config, 1);"
         "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"
     )
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ
+    )
     assert result.stdout.strip() == "[]"

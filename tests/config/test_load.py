@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import load
 from omnirl_hpc.config.load import config_dir, load_config, load_run_config, valid_keys
-from omnirl_hpc.config.rules import check
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
 
@@ -26,11 +26,16 @@ def message(*overrides: str) -> str:
 
 
 def test_values_choices_and_types():
-    loaded = load_config([*NEEDED, "sampling=cps", "actor.lora.rank=8", "sampling.window.size=null", "actor.optimizer.lr=1e-3"])
+    loaded = load_config(
+        [*NEEDED, "sampling=cps", "actor.lora.rank=8", "sampling.window.size=null", "actor.optimizer.lr=1e-3"]
+    )
     config = loaded.config
     assert isinstance(config, Config) and isinstance(config.algorithm, FlowGRPOConfig)
     assert (config.run_dir, config.model.path, config.data.prompts) == ("r", "m", "p")
-    assert (config.sampling.transition, config.sampling.noise_level) == ("cps", 0.8)  # configs/sampling/cps.yaml
+    assert (config.sampling.transition, config.sampling.noise_level) == (
+        "cps",
+        0.8,
+    )  # configs/sampling/cps.yaml
     assert (config.actor.lora.rank, config.sampling.window.size, config.actor.optimizer.lr) == (8, None, 1e-3)
     assert loaded.choices["sampling"] == "cps" and loaded.choices["algorithm"] == "flow_grpo"
 
@@ -39,7 +44,9 @@ def test_the_stored_configuration_is_the_whole_one():
     loaded = load_config([*NEEDED, "recipe=flowgrpo_tiny", "seed=7"])
     stored = OmegaConf.create(loaded.to_yaml())
     assert (
-        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored))
+        OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored)
+        )
         == loaded.config
     )
     assert stored.seed == 7 and stored.actor.optimizer.betas == [0.9, 0.999]
@@ -49,21 +56,40 @@ def test_the_stored_configuration_is_the_whole_one():
 def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
     (tmp_path / "model_index.json").touch()
     loaded = load_config(
-        [f"recipe={recipe}", f"run_dir={tmp_path}/run", f"model.path={tmp_path}", f"data.prompts={tmp_path}/model_index.json"]
+        [
+            f"recipe={recipe}",
+            f"run_dir={tmp_path}/run",
+            f"model.path={tmp_path}",
+            f"data.prompts={tmp_path}/model_index.json",
+        ]
     )
     assert loaded.choices["recipe"] == recipe
     check(loaded.config, world_size=2)
 
 
 def test_the_reference_recipe_has_the_published_values():
-    config = load_config([*NEEDED, "recipe=flowgrpo_qwen_image"]).config  # verl_omni.md section 1.9, first row
+    config = load_config(
+        [*NEEDED, "recipe=flowgrpo_qwen_image"]
+    ).config  # verl_omni.md section 1.9, first row
     assert config.data.prompts_per_step * config.data.samples_per_prompt == 512
     assert (config.model.height, config.model.width, config.sampling.num_inference_steps) == (512, 512, 10)
-    assert (config.sampling.true_cfg_scale, config.sampling.transition, config.sampling.noise_level) == (4.0, "sde", 1.2)
-    assert (config.sampling.window.size, config.sampling.window.first, config.sampling.window.last) == (2, 0, 5)
+    assert (config.sampling.true_cfg_scale, config.sampling.transition, config.sampling.noise_level) == (
+        4.0,
+        "sde",
+        1.2,
+    )
+    assert (config.sampling.window.size, config.sampling.window.first, config.sampling.window.last) == (
+        2,
+        0,
+        5,
+    )
     assert (config.actor.lora.rank, config.actor.lora.alpha, config.actor.updates_per_step) == (64, 128, 2)
     assert (config.actor.optimizer.lr, config.actor.optimizer.weight_decay) == (3e-4, 1e-4)
-    assert (config.algorithm.clip_range, config.algorithm.advantage_clip, config.algorithm.kl_coef) == (1e-5, 5.0, 0.0)
+    assert (config.algorithm.clip_range, config.algorithm.advantage_clip, config.algorithm.kl_coef) == (
+        1e-5,
+        5.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,8 +123,14 @@ def test_an_unknown_key_that_is_near_nothing():
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ("actor:\n  lora: {rnk: 8}\n", "configs/recipe/mine.yaml: unknown setting actor.lora.rnk; did you mean actor.lora.rank?"),
-        ("steps: abc\n", "configs/recipe/mine.yaml: steps: Value 'abc' of type 'str' could not be converted to Integer"),
+        (
+            "actor:\n  lora: {rnk: 8}\n",
+            "configs/recipe/mine.yaml: unknown setting actor.lora.rnk; did you mean actor.lora.rank?",
+        ),
+        (
+            "steps: abc\n",
+            "configs/recipe/mine.yaml: steps: Value 'abc' of type 'str' could not be converted to Integer",
+        ),
         ("steps: [1\n", "a file of settings is not YAML: "),
     ],
 )
@@ -125,7 +157,9 @@ def test_a_value_of_the_wrong_type_names_its_key(override, key):
 
 @pytest.mark.parametrize("key", ["run_dir", "model.path", "data.prompts"])
 def test_a_missing_value_names_its_key(key):
-    with pytest.raises(ConfigError, match=f"^{key} has no value: add {key}=… to the command line or to the recipe$"):
+    with pytest.raises(
+        ConfigError, match=f"^{key} has no value: add {key}=… to the command line or to the recipe$"
+    ):
         load_config([override for override in NEEDED if not override.startswith(key)])
 
 
@@ -136,7 +170,10 @@ def test_an_unknown_choice_names_the_known_ones():
 
 @pytest.mark.parametrize("override", ["--help", "steps", "steps=[1", "a b"])
 def test_what_is_no_override(override):
-    assert message(override) == f"{override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+    assert (
+        message(override)
+        == f"{override!r} cannot be read: settings are written as key=value, in Hydra's syntax"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +213,13 @@ def test_the_folder_of_a_wheel_is_found(monkeypatch, tmp_path):
 def stored(tmp_path):
     """config.yaml of a run."""
     file = tmp_path / "config.yaml"
-    overrides = ["recipe=flowgrpo_tiny", "sampling=cps", "seed=7", "init_adapter=null", "algorithm.clip_range=0.5"]
+    overrides = [
+        "recipe=flowgrpo_tiny",
+        "sampling=cps",
+        "seed=7",
+        "init_adapter=null",
+        "algorithm.clip_range=0.5",
+    ]
     file.write_text(load_config([*NEEDED, *overrides]).to_yaml())
     return file
 
@@ -189,7 +232,9 @@ def test_a_runs_settings_come_back_with_values_on_top(stored):
 
 
 def test_a_setting_that_is_newer_than_the_run_has_its_default(stored):
-    stored.write_text("".join(line for line in stored.read_text().splitlines(True) if "stop_before" not in line))
+    stored.write_text(
+        "".join(line for line in stored.read_text().splitlines(True) if "stop_before" not in line)
+    )
     assert load_run_config(stored, []).config.stop_before == 0.0
 
 

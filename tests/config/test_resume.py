@@ -58,7 +58,10 @@ def test_what_does_not_decide_results_may_change(override):
         ("threads_per_rank=2", "threads_per_rank=2 (the run has 1)"),
         ("model.height=32", "model.height=32 (the run has 64)"),
         ("data.samples_per_prompt=4", "data.samples_per_prompt=4 (the run has 8)"),
-        ("data.prompts_per_step=8", "data.prompts_per_step=8 (the run has 4)"),  # not data.prompts, which may change
+        (
+            "data.prompts_per_step=8",
+            "data.prompts_per_step=8 (the run has 4)",
+        ),  # not data.prompts, which may change
         ("data.negative_prompt=ugly", "data.negative_prompt=ugly (the run has  )"),
         ("sampling.window.size=null", "sampling.window.size=null (the run has 2)"),
         ("rollout.dtype=bfloat16", "rollout.dtype=bfloat16 (the run has float32)"),
@@ -67,14 +70,20 @@ def test_what_does_not_decide_results_may_change(override):
         ("actor.optimizer.lr=1e-3", "actor.optimizer.lr=0.001 (the run has 0.01)"),
         ("actor.micro_batch_size=4", "actor.micro_batch_size=4 (the run has 8)"),
         ("algorithm.kl_coef=0.1", "algorithm.kl_coef=0.1 (the run has 0.0)"),
-        ("reward.parts.jpeg_compressibility.weight=0.5", "reward.parts.jpeg_compressibility.weight=0.5 (the run has 1.0)"),
+        (
+            "reward.parts.jpeg_compressibility.weight=0.5",
+            "reward.parts.jpeg_compressibility.weight=0.5 (the run has 1.0)",
+        ),
         ("reward.max_failed_fraction=0.5", "reward.max_failed_fraction=0.5 (the run has 0.0)"),
     ],
 )
 def test_what_decides_results_is_refused_by_name(override, said):
     with pytest.raises(ConfigError) as error:
         check_same_run(settings(), settings(override), "/runs/a")
-    assert str(error.value) == f"run_dir=/runs/a holds a run with other settings: {said}. Take its settings, or another run_dir"
+    assert (
+        str(error.value)
+        == f"run_dir=/runs/a holds a run with other settings: {said}. Take its settings, or another run_dir"
+    )
 
 
 def test_every_difference_is_named():
@@ -98,9 +107,15 @@ def test_settings_that_are_newer_than_the_run_have_their_defaults():
     assert "min_confidence" not in saved
     with pytest.raises(ConfigError, match=r"min_confidence=0.4 \(the run has 0.5\)\."):
         check_same_run(
-            saved, settings("reward=ocr", "algorithm.clip_range=1e-5", "reward.parts.ocr.min_confidence=0.4"), "/runs/a"
+            saved,
+            settings("reward=ocr", "algorithm.clip_range=1e-5", "reward.parts.ocr.min_confidence=0.4"),
+            "/runs/a",
         )
-    check_same_run(saved.replace("  clip_range: 1.0e-05\n", ""), settings("reward=ocr", "algorithm.clip_range=1e-5"), "/runs/a")
+    check_same_run(
+        saved.replace("  clip_range: 1.0e-05\n", ""),
+        settings("reward=ocr", "algorithm.clip_range=1e-5"),
+        "/runs/a",
+    )
 
 
 def test_what_may_change_is_there():

@@ -38,7 +38,15 @@ def converted(tmp_path):
 
 
 def test_text_has_a_prompt_a_line_and_its_target_between_quotes(converted):
-    lines = ['A sign that reads "Open Late"', "", "  a cat  ", 'an 8" pan', 'two "a" and "b"', 'nothing "" here', "café"]
+    lines = [
+        'A sign that reads "Open Late"',
+        "",
+        "  a cat  ",
+        'an 8" pan',
+        'two "a" and "b"',
+        'nothing "" here',
+        "café",
+    ]
     assert converted("p.txt", "\n".join(lines)) == [
         ('A sign that reads "Open Late"', None, "Open Late", "0"),
         ("a cat", None, None, "1"),
@@ -108,17 +116,37 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         ("p.csv", "prompt\nok\ncafé\n".encode("latin-1"), "p.csv is not UTF-8 in line 3"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": }\n', "p.jsonl, line 2 is not JSON: Expecting value"),
         ("p.jsonl", '["a"]\n', "p.jsonl, line 1 is list, not an object with a field `prompt`"),
-        ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "p.jsonl, line 2 has no field `prompt`; its fields are: text"),
-        ("p.jsonl", '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n', "p.jsonl, line 2: the id 1 is that of "),
+        (
+            "p.jsonl",
+            '{"prompt": "a"}\n{"text": "b"}\n',
+            "p.jsonl, line 2 has no field `prompt`; its fields are: text",
+        ),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n',
+            "p.jsonl, line 2: the id 1 is that of ",
+        ),
         ("p.jsonl", '{"prompt": {"text": "b"}}\n', "p.jsonl, line 1: prompt is dict, not text"),
-        ("p.jsonl", '{"prompt": "a \\ud83d"}\n', "p.jsonl, line 1: prompt is not text: it holds half of a character"),
+        (
+            "p.jsonl",
+            '{"prompt": "a \\ud83d"}\n',
+            "p.jsonl, line 1: prompt is not text: it holds half of a character",
+        ),
         ("p.csv", "caption,id\na,1\n", "p.csv has no column 'prompt'; its columns are: caption, id"),
-        ("p.csv", "prompt\na cat, asleep\n", "p.csv, line 2 has 2 fields, the first line names 1: a text with a comma"),
+        (
+            "p.csv",
+            "prompt\na cat, asleep\n",
+            "p.csv, line 2 has 2 fields, the first line names 1: a text with a comma",
+        ),
         ("p.csv", "prompt,prompt\na,b\n", "p.csv has several columns 'prompt'"),
         ("p.csv", "", "p.csv has no column 'prompt'; its columns are: none"),
         ("p.csv", "id,prompt\n1,a\n2\n", "p.csv, line 3: the prompt is empty"),
         ("p.parquet", b"PAR1", "p.parquet cannot be read as .parquet: "),
-        ("p.parquet", pa.table({"caption": ["a"]}), "p.parquet has no column 'prompt'; its columns are: caption"),
+        (
+            "p.parquet",
+            pa.table({"caption": ["a"]}),
+            "p.parquet has no column 'prompt'; its columns are: caption",
+        ),
         ("p.parquet", pa.table({"prompt": ["a", None]}), "p.parquet, row 1: the prompt is empty"),
         ("p.parquet", pa.table({"prompt": [b"a"]}), "p.parquet, row 0: prompt is bytes, not text"),
         (
@@ -127,7 +155,11 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
             "p.parquet, row 0: prompt is a chat of 2 turns, not one prompt",
         ),
         ("p.parquet", verl_omni(chat(("system", "a"))), "p.parquet, row 0: the prompt is empty"),
-        ("p.docx", "a", "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .csv, .parquet"),
+        (
+            "p.docx",
+            "a",
+            "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .csv, .parquet",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_and_nothing_is_written(converted, tmp_path, name, content, said):
@@ -152,7 +184,12 @@ def write_huge(file: Path, prompt: pa.ChunkedArray) -> None:
         "raw": repeated(os.urandom(MIB // 2)),
     }
     pq.write_table(
-        pa.table(columns), file, row_group_size=COUNT, compression="none", use_dictionary=False, write_statistics=False
+        pa.table(columns),
+        file,
+        row_group_size=COUNT,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
     )
     assert pq.ParquetFile(file).metadata.num_row_groups == 1 and file.stat().st_size > 3e9
 
@@ -175,10 +212,14 @@ main(["prompts", "out.parquet", "--from", "huge.parquet"])
 
 
 def peak_memory(program: str, folder: Path) -> int:
-    """Bytes that a Python of its own needed at most. Not ru_maxrss, which a program inherits from the one that started it."""
+    """Bytes that a Python of its own needed at most. Not ru_maxrss, which a program inherits from the one
+    that started it.
+    """
     program += "\nprint(*[int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')])"
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=folder)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=folder
+    )
     assert ended.returncode == 0, ended.stderr
     return int(ended.stdout.split()[-1])
 
@@ -200,4 +241,6 @@ def test_a_huge_file_is_converted_in_bounded_memory(huge):
     write_huge(huge, repeated(chat(("system", "Describe."), ("user", "a sign that says hi"))))
     assert peak_memory(CONVERTS, huge.parent) < LIMIT
     table = PromptTable(huge.parent / "out.parquet")
-    assert len(table) == COUNT and table[COUNT - 1].prompt == "a sign that says hi" and table[0].target == "hi"
+    assert (
+        len(table) == COUNT and table[COUNT - 1].prompt == "a sign that says hi" and table[0].target == "hi"
+    )

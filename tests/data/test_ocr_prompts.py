@@ -18,8 +18,12 @@ def test_the_target_stands_in_quotes_in_the_prompt():
 
 
 def test_a_function_of_the_seed_only():
-    assert list(ocr_prompts(20, seed=1)) == list(ocr_prompts(20, seed=1)) == list(ocr_prompts(40, seed=1))[:20]
-    assert [row["prompt"] for row in ocr_prompts(20, seed=1)] != [row["prompt"] for row in ocr_prompts(20, seed=2)]
+    assert (
+        list(ocr_prompts(20, seed=1)) == list(ocr_prompts(20, seed=1)) == list(ocr_prompts(40, seed=1))[:20]
+    )
+    assert [row["prompt"] for row in ocr_prompts(20, seed=1)] != [
+        row["prompt"] for row in ocr_prompts(20, seed=2)
+    ]
 
 
 def test_the_table_is_written_in_small_row_groups_and_read_back(tmp_path):
@@ -27,5 +31,7 @@ def test_the_table_is_written_in_small_row_groups_and_read_back(tmp_path):
     write_ocr_table(str(file), count=10, seed=3, rows_per_group=4)
     assert pq.ParquetFile(file).num_row_groups == 3
     table = PromptTable(file)
-    read = [{"id": p.id, "prompt": p.prompt, "target": p.target} for p in (table[i] for i in range(len(table)))]
+    read = [
+        {"id": p.id, "prompt": p.prompt, "target": p.target} for p in (table[i] for i in range(len(table)))
+    ]
     assert read == list(ocr_prompts(10, seed=3))

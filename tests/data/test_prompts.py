@@ -20,7 +20,15 @@ def write(tmp_path: Path, rows_per_group: int = 2, **columns) -> Path:
 
 def test_every_column_finds_its_place(tmp_path):
     table = PromptTable(
-        write(tmp_path, prompt=["a cat"], negative_prompt=["blurry"], target=["CAT"], id=["x7"], style=["ink"], level=[3])
+        write(
+            tmp_path,
+            prompt=["a cat"],
+            negative_prompt=["blurry"],
+            target=["CAT"],
+            id=["x7"],
+            style=["ink"],
+            level=[3],
+        )
     )
     assert table[0] == Prompt("x7", "a cat", "blurry", "CAT", {"style": "ink", "level": 3})
 
@@ -28,14 +36,18 @@ def test_every_column_finds_its_place(tmp_path):
 def test_optional_columns_and_ids_that_default_to_row_numbers(tmp_path):
     table = PromptTable(write(tmp_path, prompt=["a", "b", "c"]))
     assert [table[i] for i in range(len(table))] == [Prompt("0", "a"), Prompt("1", "b"), Prompt("2", "c")]
-    assert [PromptTable(write(tmp_path, prompt=["a", "b", "c"], id=[10, None, 30]))[i].id for i in range(3)] == ["10", "1", "30"]
+    assert [
+        PromptTable(write(tmp_path, prompt=["a", "b", "c"], id=[10, None, 30]))[i].id for i in range(3)
+    ] == ["10", "1", "30"]
 
 
 def test_row_groups_are_read_when_needed_and_kept(tmp_path, monkeypatch):
     table = PromptTable(write(tmp_path, prompt=[f"p{i}" for i in range(40)]))  # 20 row groups of 2
     reads = []
     read = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda self, i, *a, **k: reads.append(i) or read(self, i, *a, **k))
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda self, i, *a, **k: reads.append(i) or read(self, i, *a, **k)
+    )
     assert [table[i].prompt for i in (5, 4, 5)] == ["p5", "p4", "p5"]
     assert reads == [2]
     for group in range(CACHED_ROW_GROUPS):
@@ -86,12 +98,17 @@ def test_missing_column_and_missing_rows(tmp_path):
 
 
 def test_nested_columns_and_bytes_are_not_read(tmp_path):
-    table = PromptTable(write(tmp_path, prompt=["a"], level=[0.5], tags=[["x"]], image=[b"1"], info=[{"n": 1}]))
+    table = PromptTable(
+        write(tmp_path, prompt=["a"], level=[0.5], tags=[["x"]], image=[b"1"], info=[{"n": 1}])
+    )
     assert table[0].metadata == {"level": 0.5}
 
 
 def test_the_table_of_another_system_names_the_command_that_converts_it(tmp_path):
-    with pytest.raises(DataError, match=r"'prompt' holds list<.*>, not text; omnirl-hpc prompts OUT.parquet --from \S+ converts"):
+    with pytest.raises(
+        DataError,
+        match=r"'prompt' holds list<.*>, not text; omnirl-hpc prompts OUT.parquet --from \S+ converts",
+    ):
         PromptTable(write(tmp_path, prompt=[[{"role": "user", "content": "a"}]]))
 
 
@@ -105,7 +122,11 @@ def test_an_empty_prompt_names_its_place(tmp_path, empty):
 
 @pytest.mark.parametrize(
     ("column", "values", "kind"),
-    [("prompt", [1, 2], "int"), ("target", [b"x", b"y"], "binary"), ("negative_prompt", [["a"], ["b"]], "list")],
+    [
+        ("prompt", [1, 2], "int"),
+        ("target", [b"x", b"y"], "binary"),
+        ("negative_prompt", [["a"], ["b"]], "list"),
+    ],
 )
 def test_a_column_that_is_not_text_is_found_at_once(tmp_path, column, values, kind):
     with pytest.raises(DataError, match=f"the column '{column}' holds {kind}.*, not text"):

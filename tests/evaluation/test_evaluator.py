@@ -1,4 +1,6 @@
-"""Where adapters are while policies are compared; what is made of them: tests/cli/test_evaluate.py, tests/test_trainer.py."""
+"""Where adapters are while policies are compared; what is made of them: tests/cli/test_evaluate.py,
+tests/test_trainer.py.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ def test_policies_are_collected_on_the_host():
     """Tensors without values stand for those of a GPU."""
     with FakeTensorMode():
         lora = {"a": torch.ones(2, 3, device="cuda")}
-        policies = collect_policies(SimpleNamespace(lora_state=lambda: lora, ema_state=lambda: lora), torch.bfloat16)
+        policies = collect_policies(
+            SimpleNamespace(lora_state=lambda: lora, ema_state=lambda: lora), torch.bfloat16
+        )
     assert list(policies) == ["base", "ema", "adapter"]
-    assert {(t.device.type, t.dtype) for policy in policies.values() for t in policy.values()} == {("cpu", torch.bfloat16)}
+    assert {(t.device.type, t.dtype) for policy in policies.values() for t in policy.values()} == {
+        ("cpu", torch.bfloat16)
+    }
 
 
 def test_the_one_that_is_delivered_is_on_the_device(monkeypatch):

@@ -16,7 +16,10 @@ def results(tmp_path):
     """Two policies with three images each: 4 x 8 pixels, red and blue; one has no reward."""
     made = []
     for policy, color, rewards in (("base", "red", [1.0, 2.0, 3.0]), ("adapter", "blue", [1.5, 1.0, None])):
-        samples = [{"file": f"{i}.png", "prompt": f"prompt {i}", "id": str(i), "reward": r} for i, r in enumerate(rewards)]
+        samples = [
+            {"file": f"{i}.png", "prompt": f"prompt {i}", "id": str(i), "reward": r}
+            for i, r in enumerate(rewards)
+        ]
         folder = tmp_path / policy
         folder.mkdir()
         for sample in samples:
@@ -37,7 +40,13 @@ def results(tmp_path):
 def test_the_table_counts_images_that_both_have(results):
     head, rule, base, adapter = table(results).splitlines()
     assert [cell.strip() for cell in base.strip("|").split("|")] == ["base", "1.25", "0.5", "", "3"]
-    assert [cell.strip() for cell in adapter.strip("|").split("|")] == ["adapter", "1.25", "0.5", "1 of 2", "2"]
+    assert [cell.strip() for cell in adapter.strip("|").split("|")] == [
+        "adapter",
+        "1.25",
+        "0.5",
+        "1 of 2",
+        "2",
+    ]
     assert "better than base" in head and rule.count("|") == head.count("|")
 
 
@@ -54,7 +63,9 @@ def test_the_picture_has_a_column_for_each_policy(results, tmp_path):
     write_comparison(tmp_path, "step", results)
     assert (tmp_path / "step/comparison.md").read_text() == table(results) + "\n"
     pixels = np.asarray(Image.open(tmp_path / "step/comparison.jpg")).astype(int)
-    red, blue = (np.argwhere((pixels[..., one] > 200) & (pixels[..., other] < 60)) for one, other in ((0, 2), (2, 0)))
+    red, blue = (
+        np.argwhere((pixels[..., one] > 200) & (pixels[..., other] < 60)) for one, other in ((0, 2), (2, 0))
+    )
     assert len(red) == pytest.approx(len(blue), rel=0.05) and len(red) > 3 * 320 * 150
     assert red[:, 1].max() < blue[:, 1].min()
 

@@ -35,7 +35,9 @@ def test_device_is_the_local_ranks_or_the_only_one(monkeypatch, seen, expected):
 def test_more_ranks_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    with pytest.raises(LaunchError, match=r"^rank 5 of 8 on \S+ \(srun\) is number 5 on its node, which has 4 GPUs"):
+    with pytest.raises(
+        LaunchError, match=r"^rank 5 of 8 on \S+ \(srun\) is number 5 on its node, which has 4 GPUs"
+    ):
         pick_device(Identity("srun", 5, 5, 8))
 
 

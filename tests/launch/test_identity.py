@@ -66,14 +66,17 @@ def test_a_variable_of_torchrun_is_missing(name):
         find_identity(without(TORCHRUN, name))
 
 
-@pytest.mark.parametrize("name", ["SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"])
+@pytest.mark.parametrize(
+    "name", ["SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"]
+)
 def test_a_variable_of_srun_is_missing(name):
     with pytest.raises(ConfigError, match=f"^{name} is not set"):
         find_identity(without(SRUN, name))
 
 
 @pytest.mark.parametrize(
-    ("environ", "name"), [(TORCHRUN, "RANK"), (TORCHRUN, "MASTER_PORT"), (SRUN, "SLURM_PROCID"), (SRUN, "MASTER_PORT")]
+    ("environ", "name"),
+    [(TORCHRUN, "RANK"), (TORCHRUN, "MASTER_PORT"), (SRUN, "SLURM_PROCID"), (SRUN, "MASTER_PORT")],
 )
 def test_what_is_no_number(environ, name):
     with pytest.raises(ConfigError, match=f"^{name}=two is not a number"):
@@ -89,7 +92,9 @@ def test_a_rank_outside_the_world(rank):
 def test_ports_differ_between_jobs_and_restarts_and_agree_within_a_job():
     assert find_identity(SRUN).master_port == find_identity(SRUN | {"SLURM_PROCID": "0"}).master_port
     ports = [
-        slurm_port({"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(r)}) for job in range(1000, 1010) for r in range(16)
+        slurm_port({"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(r)})
+        for job in range(1000, 1010)
+        for r in range(16)
     ]
     assert len(set(ports)) == len(ports)
     assert all(20000 <= port < 30000 for port in ports)
@@ -125,11 +130,19 @@ def test_mpirun(environ, local_rank):
 
 
 def test_mpirun_counts_more_than_the_step_that_started_its_daemons():
-    daemon = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}
+    daemon = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_NTASKS": "1",
+    }
     assert find_identity(OPEN_MPI | JOB | daemon) == Identity("mpi", 2, 1, 4, "node7", slurm_port(JOB))
 
 
-@pytest.mark.parametrize("extra", [{"PMI_RANK": "5", "PMI_SIZE": "8"}, {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"}])
+@pytest.mark.parametrize(
+    "extra", [{"PMI_RANK": "5", "PMI_SIZE": "8"}, {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.1.0"}]
+)
 def test_srun_with_mpi_is_srun(extra):
     assert find_identity(SRUN | extra) == find_identity(SRUN)
 

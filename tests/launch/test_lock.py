@@ -56,7 +56,9 @@ def test_the_same_job_is_welcome_on_every_rank_and_after_a_requeue(held):
 
 def test_a_path_that_is_a_file_is_held_by_nobody(tmp_path):
     (tmp_path / "file").touch()
-    assert lock_module.find_holder(tmp_path / "file") is None  # RunDirectory.create says what is wrong with it
+    assert (
+        lock_module.find_holder(tmp_path / "file") is None
+    )  # RunDirectory.create says what is wrong with it
 
 
 def test_released_is_free(tmp_path):
@@ -75,7 +77,9 @@ def test_a_rank_that_never_held_it_releases_nothing(held):
 def test_a_holder_on_another_machine_is_believed_until_its_heartbeat_is_old(tmp_path):
     lock = RunLock(tmp_path, "job b")
     hold(tmp_path, "job a", "node9", os.getpid(), age=STALE_SECONDS / 2)
-    with pytest.raises(ConfigError, match=r"in use by job a on node9 \(process \d+, last sign of life 3\d s ago"):
+    with pytest.raises(
+        ConfigError, match=r"in use by job a on node9 \(process \d+, last sign of life 3\d s ago"
+    ):
         lock.check()
     hold(tmp_path, "job a", "node9", os.getpid(), age=2 * STALE_SECONDS)
     lock.check()

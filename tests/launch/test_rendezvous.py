@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def meet(size: int, ranks: list[int], function: Callable[[Rendezvous], Any], seconds: float = 30.0) -> list[Any]:
+def meet(
+    size: int, ranks: list[int], function: Callable[[Rendezvous], Any], seconds: float = 30.0
+) -> list[Any]:
     """What `function` returns or raises on each of the given ranks, of `size` in all."""
     port = free_port()
 
@@ -52,8 +55,14 @@ def test_alone_opens_no_port():
 def test_ranks_that_never_come_are_named(monkeypatch):
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.5)
     zero, two = meet(4, [0, 2], lambda at: None, seconds=1.0)
-    assert f"rank(s) 1, 3 of 4 did not arrive within 1 s; the others are on {socket.gethostname()}" in str(zero)
-    assert str(two).startswith("rank 2 of 4 on ") and "rank 0" in str(two) and "its own message says why" in str(two)
+    assert f"rank(s) 1, 3 of 4 did not arrive within 1 s; the others are on {socket.gethostname()}" in str(
+        zero
+    )
+    assert (
+        str(two).startswith("rank 2 of 4 on ")
+        and "rank 0" in str(two)
+        and "its own message says why" in str(two)
+    )
 
 
 def test_a_rank_that_stops_in_between_is_named(monkeypatch):
@@ -72,7 +81,9 @@ def test_a_port_that_is_taken():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}, which another program seems to have: set another MASTER_PORT"):
+        with pytest.raises(
+            ConfigError, match=f"port {port}, which another program seems to have: set another MASTER_PORT"
+        ):
             Rendezvous(Identity("srun", 0, 0, 2, "localhost", port), 1.0)
 
 

@@ -53,10 +53,15 @@ def test_files(flag, tmp_path, file, reason):
 
 def test_the_first_start_of_a_job_counts_as_restart_0(tmp_path):
     assert StopFlag(tmp_path, {"SLURM_JOB_ID": "123"}).system_file == tmp_path / "STOP.123.0"
-    assert StopFlag(tmp_path, {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": ""}).system_file == tmp_path / "STOP.123.0"
+    assert (
+        StopFlag(tmp_path, {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": ""}).system_file
+        == tmp_path / "STOP.123.0"
+    )
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGUSR1, REQUEUE), (signal.SIGTERM, TERM), (signal.SIGINT, USER)])
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGUSR1, REQUEUE), (signal.SIGTERM, TERM), (signal.SIGINT, USER)]
+)
 def test_signals(flag, number, reason):
     os.kill(os.getpid(), number)
     assert flag.here(look_at_files=False) == reason
@@ -104,7 +109,9 @@ def test_rank_0_looks_at_files_and_every_rank_listens_to_signals(flag, tmp_path)
         assert stop.value.reason == REQUEUE
 
 
-@pytest.mark.parametrize(("reason", "left"), [(NONE, set()), (USER, set()), (TERM, {"TERM.123.2"}), (REQUEUE, {"REQUEUE.123.2"})])
+@pytest.mark.parametrize(
+    ("reason", "left"), [(NONE, set()), (USER, set()), (TERM, {"TERM.123.2"}), (REQUEUE, {"REQUEUE.123.2"})]
+)
 def test_the_request_is_consumed_and_the_batch_shell_is_told(flag, tmp_path, reason, left):
     (tmp_path / "STOP").touch()
     flag.acknowledge(reason)

@@ -35,7 +35,9 @@ def test_the_environment_says_it():
 
 
 def test_scontrol_says_it_in_local_time(scontrol):
-    scontrol("JobId=12 StartTime=2026-11-29T10:00:00 EndTime=2026-11-29T22:30:05 Deadline=N/A PreemptEligibleTime=Unknown")
+    scontrol(
+        "JobId=12 StartTime=2026-11-29T10:00:00 EndTime=2026-11-29T22:30:05 Deadline=N/A PreemptEligibleTime=Unknown"
+    )
     assert job_end_time(JOB) == time.mktime((2026, 11, 29, 22, 30, 5, 0, 0, -1))
 
 
@@ -52,5 +54,7 @@ def test_a_job_without_a_limit(scontrol):
 
 def test_without_scontrol_the_cure_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"^stop_before needs the end of job 12, .*export SLURM_JOB_END_TIME"):
+    with pytest.raises(
+        ConfigError, match=r"^stop_before needs the end of job 12, .*export SLURM_JOB_END_TIME"
+    ):
         job_end_time(JOB)

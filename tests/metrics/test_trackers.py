@@ -1,4 +1,6 @@
-"""Each tracker gets every step, on rank 0 alone; the real packages are tried by hand, since none is a requirement."""
+"""Each tracker gets every step, on rank 0 alone; the real packages are tried by hand, since none is a
+requirement.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omnirl_hpc.config import node_rules
+from omnirl_hpc.checks import node_rules
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.trackers import STARTS, Trackers
 from omnirl_hpc.run_directory import RunDirectory
@@ -36,13 +38,17 @@ def packages(monkeypatch):
     made = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", made)
     monkeypatch.setitem(sys.modules, "trackio", made)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=made.SummaryWriter))
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=made.SummaryWriter)
+    )
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
     return made
 
 
-def use(tiny_model, tiny_prompts, tmp_path, *trackers: str, rank: int = 0, resume_step: int | None = None) -> None:
+def use(
+    tiny_model, tiny_prompts, tmp_path, *trackers: str, rank: int = 0, resume_step: int | None = None
+) -> None:
     config = make_config(tiny_model, tiny_prompts, tmp_path)
     config.logging.trackers, config.checkpoint.resume_step = list(trackers), resume_step
     with Trackers(config, RunDirectory(tmp_path), rank) as opened:
@@ -68,7 +74,10 @@ def test_wandb_and_trackio(packages, tiny_model, tiny_prompts, tmp_path, tracker
     (_, first), (_, second) = packages.named("init")
     assert first == second and first["resume"] == "allow" and first["config"]["actor"]["lora"]["rank"] == 4
     assert first.get("mode", "offline") == "offline"
-    assert packages.named("log")[:2] == [(({"reward/mean": 0.5},), {"step": 4}), (({"reward/mean": 0.75},), {"step": 5})]
+    assert packages.named("log")[:2] == [
+        (({"reward/mean": 0.5},), {"step": 4}),
+        (({"reward/mean": 0.75},), {"step": 5}),
+    ]
     assert len(packages.named("finish")) == 2
 
 
@@ -79,14 +88,18 @@ def test_other_ranks_say_nothing(packages, tiny_model, tiny_prompts, tmp_path, t
 
 
 @pytest.mark.parametrize(("resume_step", "logged"), [(None, [5]), (4, [4, 5])])
-def test_a_step_made_again_after_a_kill_is_not_logged_again(packages, tiny_model, tiny_prompts, tmp_path, resume_step, logged):
+def test_a_step_made_again_after_a_kill_is_not_logged_again(
+    packages, tiny_model, tiny_prompts, tmp_path, resume_step, logged
+):
     """Step 4 had ended. A run that is sent back makes it again in another way."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"step": 5, "rew')
     use(tiny_model, tiny_prompts, tmp_path, "wandb", resume_step=resume_step)
     assert [named["step"] for _, named in packages.named("log")] == logged
 
 
-def test_one_that_fails_is_off_and_the_others_go_on(packages, tiny_model, tiny_prompts, tmp_path, monkeypatch, caplog):
+def test_one_that_fails_is_off_and_the_others_go_on(
+    packages, tiny_model, tiny_prompts, tmp_path, monkeypatch, caplog
+):
     def refuse(*_, **__):
         raise TypeError("the service\nis gone")
 
@@ -107,5 +120,8 @@ def test_one_that_fails_is_off_and_the_others_go_on(packages, tiny_model, tiny_p
 
 def test_one_that_does_not_start_is_an_error(packages, tiny_model, tiny_prompts, tmp_path, monkeypatch):
     monkeypatch.setattr(packages, "init", lambda **_: {}["api key"], raising=False)
-    with pytest.raises(ConfigError, match="the tracker wandb does not start: KeyError: 'api key'; drop it from logging.trackers"):
+    with pytest.raises(
+        ConfigError,
+        match="the tracker wandb does not start: KeyError: 'api key'; drop it from logging.trackers",
+    ):
         use(tiny_model, tiny_prompts, tmp_path, "wandb")

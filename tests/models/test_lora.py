@@ -9,7 +9,7 @@ from diffusers import QwenImageTransformer2DModel
 from omnirl_hpc.config.schema import LoraConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
-from omnirl_hpc.models.qwen_image import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 
 CONFIG = LoraConfig(rank=4, alpha=8)
 
@@ -37,9 +37,13 @@ def test_every_target_of_every_block_is_adapted(tiny_model):
         for place in ("" if "mlp" in target else "attn.",)
     }
     assert {name for name, p in transformer.named_parameters() if p.requires_grad} == {
-        name.replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.") for name in parameters
+        name.replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")
+        for name in parameters
     }
-    q = parameters["transformer_blocks.0.attn.to_q.lora_A.weight"], parameters["transformer_blocks.0.attn.to_q.lora_B.weight"]
+    q = (
+        parameters["transformer_blocks.0.attn.to_q.lora_A.weight"],
+        parameters["transformer_blocks.0.attn.to_q.lora_B.weight"],
+    )
     assert [p.shape for p in q] == [(4, 64), (64, 4)]
 
 
@@ -62,7 +66,9 @@ def test_initial_adapter_is_a_function_of_the_seed(tiny_model):
 def test_initial_a_has_standard_deviation_one_over_rank(tiny_model):
     """PEFT's "gaussian". Of 9,216 values: the standard error of the deviation is below 1 % of it."""
     first, second = (
-        torch.cat([p.detach().flatten() for name, p in adapted(tiny_model, seed).items() if ".lora_A." in name])
+        torch.cat(
+            [p.detach().flatten() for name, p in adapted(tiny_model, seed).items() if ".lora_A." in name]
+        )
         for seed in (0, 1)
     )
     for values in (first, second):
@@ -84,5 +90,7 @@ def test_adapter_has_its_own_dtype(tiny_model):
 
 @pytest.mark.parametrize("missing", ["to_qq", "q", "norm1", "transformer_blocks.7.attn.to_q"])
 def test_target_that_matches_nothing_is_refused(tiny_model, missing):
-    with pytest.raises(ConfigError, match=f"actor.lora.target_modules: no linear layer of .* is named {missing}$"):
+    with pytest.raises(
+        ConfigError, match=f"actor.lora.target_modules: no linear layer of .* is named {missing}$"
+    ):
         adapted(tiny_model, seed=0, targets=["to_q", missing])

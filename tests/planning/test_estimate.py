@@ -1,4 +1,6 @@
-"""Memory of a plan against memory that was measured: of tensors made here for the tiny recipe, of a GPU at full size."""
+"""Memory of a plan against memory that was measured: of tensors made here for the tiny recipe, of a GPU at
+full size.
+"""
 
 from __future__ import annotations
 
@@ -56,16 +58,27 @@ def test_actor_of_the_tiny_recipe(tiny):
         base = [p for p in actor._transformer.parameters() if not p.requires_grad]
         assert needed.actor["actor: base weights"] == about(storage_bytes(map(local, base)))
         actor.velocity(training_point(tiny), CURRENT).sum().backward()
-        gradients = [p.grad for p in trained if p.grad is not None]  # the text branch of the last block has none
+        gradients = [
+            p.grad for p in trained if p.grad is not None
+        ]  # the text branch of the last block has none
         made = map(local, [*trained, *gradients, *actor.optimizer_state().values()])
-        assert parts(needed.actor, "actor: LoRA", "actor: Adam", "actor: gradients") == about(storage_bytes(made))
+        assert parts(needed.actor, "actor: LoRA", "actor: Adam", "actor: gradients") == about(
+            storage_bytes(made)
+        )
         actor.offload()
         copies = ("copy of actor: base weights", "copy of actor: LoRA", "copy of actor: Adam")
         assert parts(needed.host, *copies) == about(actor._pinned.host_bytes())
 
 
 def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_prompts, tmp_path):
-    config = tiny_recipe(tiny_model, tiny_prompts, tmp_path, "actor.train=full", "actor.dtype=bfloat16", "rollout.dtype=bfloat16")
+    config = tiny_recipe(
+        tiny_model,
+        tiny_prompts,
+        tmp_path,
+        "actor.train=full",
+        "actor.dtype=bfloat16",
+        "rollout.dtype=bfloat16",
+    )
     needed = estimate(config, ALONE, TEXT)
     with one_rank_group():
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
@@ -77,30 +90,44 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
             storage_bytes(map(local, actor.sharded_state().values()))
         )
         assert needed.actor["actor: gradients"] == about(storage_bytes(map(local, gradients)))
-        assert not any("base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host)
+        assert not any(
+            "base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host
+        )
         actor.offload()
-        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(actor._pinned.host_bytes())
+        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(
+            actor._pinned.host_bytes()
+        )
 
 
 def test_all_weights_of_the_full_model():
-    """20.43 B parameters: 12 bytes of each with Adam's moments, 4 of the gradient, over 4 ranks; a copy in both residencies."""
+    """20.43 B parameters: 12 bytes of each with Adam's moments, 4 of the gradient, over 4 ranks; a copy in
+    both residencies.
+    """
     whole = 20.43e9
     for mode, copies in (("swap", 5), ("resident", 2)):
         needed = estimate(*full_size("actor.train=full", f"residency={mode}", ranks=4))
-        assert sum(needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")) == about(
-            whole * 3
-        )
+        assert sum(
+            needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")
+        ) == about(whole * 3)
         assert needed.actor["actor: gradients"] == about(whole)
-        assert sum(name.startswith("copy of") for name in needed.host) == copies  # resident: of the actor's alone
+        assert (
+            sum(name.startswith("copy of") for name in needed.host) == copies
+        )  # resident: of the actor's alone
         assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(whole * 3)
-    assert estimate(*full_size("actor.train=full", "checkpoint.keep=1")).disk["checkpoints"] == about(2 * 12 * whole)
+    assert estimate(*full_size("actor.train=full", "checkpoint.keep=1")).disk["checkpoints"] == about(
+        2 * 12 * whole
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cfg", ["sequential", "batched"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activations_of_the_tiny_recipe(tiny_model, tiny_prompts, tmp_path, checkpointing, cfg, dtype):
-    overrides = (f"actor.activation_checkpointing={checkpointing}", f"actor.cfg={cfg}", f"actor.dtype={dtype}")
+    overrides = (
+        f"actor.activation_checkpointing={checkpointing}",
+        f"actor.cfg={cfg}",
+        f"actor.dtype={dtype}",
+    )
     config = tiny_recipe(tiny_model, tiny_prompts, tmp_path, *overrides, f"rollout.dtype={dtype}")
     needed = estimate(config, ALONE, TEXT).actor
     with one_rank_group():
@@ -155,13 +182,17 @@ def test_engine_of_the_tiny_recipe(tiny):
 
 
 def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
-    """GiB on the GPU in rollout and in the actor's turn, and on the host: the measured checkpoint had a tiny text encoder.
+    """GiB on the GPU in rollout and in the actor's turn, and on the host: the measured checkpoint had a tiny
+    text encoder.
 
-    Torch's count, which these are compared with, leaves out the CUDA context; the host's was made with few prompts.
+    Torch's count, which these are compared with, leaves out the CUDA context; the host's was made with few
+    prompts.
     """
     always = sum(needed.always.values()) - needed.always["CUDA and NCCL"]
     rollout = always + sum(needed.rollout.values()) - needed.rollout["engine: text_encoder"]
-    host = needed.node_bytes(1) - needed.host["copy of engine: text_encoder"] - needed.host["prompt embeddings"]
+    host = (
+        needed.node_bytes(1) - needed.host["copy of engine: text_encoder"] - needed.host["prompt embeddings"]
+    )
     return rollout / GIB, (always + sum(needed.actor.values())) / GIB, host / GIB
 
 
@@ -186,12 +217,16 @@ def test_two_h200_as_measured():
 def test_eight_ranks_hold_460_gb_of_the_engine():
     """DESIGN's reason to plan by node: 8 x 57.5 GB of page-locked copies."""
     needed = estimate(*full_size(ranks=8))
-    assert 8 * sum(size for name, size in needed.host.items() if name.startswith("copy of engine")) == about(460 * GB)
+    assert 8 * sum(size for name, size in needed.host.items() if name.startswith("copy of engine")) == about(
+        460 * GB
+    )
     assert needed.node_bytes(8) == 8 * needed.node_bytes(1) > 460 * GB
 
 
 def test_resident_keeps_both_on_the_gpu_and_copies_only_what_changes():
-    swap, resident = (estimate(*full_size(f"residency={mode}", "rollout.lora=adapter")) for mode in ("swap", "resident"))
+    swap, resident = (
+        estimate(*full_size(f"residency={mode}", "rollout.lora=adapter")) for mode in ("swap", "resident")
+    )
     assert resident.gpu_bytes > swap.gpu_bytes + 40 * GB  # the actor's base
     copies = {name for name in resident.host if name.startswith("copy of")}
     assert copies == {"copy of actor: LoRA", "copy of actor: Adam"}
@@ -207,7 +242,9 @@ def test_what_stays_awake_is_not_copied():
     needed = estimate(*full_size("rollout.awake=[text_encoder]"))
     assert "engine: text_encoder" in needed.always and "engine: text_encoder" not in needed.rollout
     assert "copy of engine: text_encoder" not in needed.host
-    with pytest.raises(ConfigError, match="rollout.awake names encoder; the engine has transformer, text_encoder, vae"):
+    with pytest.raises(
+        ConfigError, match="rollout.awake names encoder; the engine has transformer, text_encoder, vae"
+    ):
         estimate(*full_size("rollout.awake=[encoder]"))
 
 
@@ -222,13 +259,16 @@ def test_sharding_divides_the_actors_weights():
 def test_tensor_parallelism_splits_all_but_modulation():
     """6.8 of the 20.4 B parameters are modulation."""
     one, two = (
-        estimate(*full_size(f"rollout.tensor_parallel_size={size}", ranks=2)).rollout["engine: transformer"] for size in (1, 2)
+        estimate(*full_size(f"rollout.tensor_parallel_size={size}", ranks=2)).rollout["engine: transformer"]
+        for size in (1, 2)
     )
     assert one > two == pytest.approx(2 * (6.8e9 + 13.6e9 / 2), rel=0.01)
 
 
 def test_a_running_mean_is_one_more_copy_of_the_adapter():
-    without, with_mean = (estimate(*full_size(*overrides, ranks=2)) for overrides in ((), ("actor.ema_decay=0.99",)))
+    without, with_mean = (
+        estimate(*full_size(*overrides, ranks=2)) for overrides in ((), ("actor.ema_decay=0.99",))
+    )
     copy = 424.7e6 * 4
     assert sum(with_mean.actor.values()) - sum(without.actor.values()) == pytest.approx(copy / 2, rel=1e-3)
     assert with_mean.node_bytes(2) - without.node_bytes(2) == pytest.approx(copy, rel=1e-3)
@@ -239,7 +279,9 @@ def test_a_running_mean_is_one_more_copy_of_the_adapter():
 
 def test_disk_is_one_checkpoint_more_than_are_kept():
     needed = estimate(*full_size("checkpoint.keep=3"))
-    assert needed.disk["checkpoints"] == pytest.approx(4 * 424.7e6 * 3 * 4, rel=1e-3)  # adapter and two moments, fp32
+    assert needed.disk["checkpoints"] == pytest.approx(
+        4 * 424.7e6 * 3 * 4, rel=1e-3
+    )  # adapter and two moments, fp32
 
 
 def test_auto_is_to_be_resolved_first():

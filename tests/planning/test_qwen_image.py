@@ -17,7 +17,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from omnirl_hpc.config.schema import LoraConfig, ModelConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.models.lora import add_lora, lora_parameters
-from omnirl_hpc.models.qwen_image import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.planning.qwen_image import (
     PUBLISHED,
     PUBLISHED_TEXT_ENCODER,
@@ -35,7 +35,14 @@ TEXT = {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
 }
-VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14}
+VISION = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "patch_size": 14,
+}
 
 
 def size(module: nn.Module) -> int:
@@ -77,7 +84,9 @@ def test_parts_of_a_checkpoint(tiny, tiny_model, transformer):
     assert tiny.text_encoder_parameters == size(pipeline.text_encoder)
     assert tiny.vae_parameters == size(pipeline.vae)
     assert tiny.block_parameters == size(transformer.transformer_blocks[0])
-    modulation = [block.img_mod for block in transformer.transformer_blocks] + [b.txt_mod for b in transformer.transformer_blocks]
+    modulation = [block.img_mod for block in transformer.transformer_blocks] + [
+        b.txt_mod for b in transformer.transformer_blocks
+    ]
     assert tiny.modulation_parameters == sum(map(size, modulation))
     assert str(tiny_model) in tiny.source and "as published" in published().source
 
@@ -94,14 +103,18 @@ def test_lora_of_the_reference_recipe():
     assert published().lora_parameters(64, None) == pytest.approx(424.7e6, rel=1e-4)  # field.md E.5
 
 
-@pytest.mark.parametrize("pixels, tokens, expected", [(512, 64, 15.7e12), (512, 256, 18.6e12), (1024, 64, 69.3e12)])
+@pytest.mark.parametrize(
+    "pixels, tokens, expected", [(512, 64, 15.7e12), (512, 256, 18.6e12), (1024, 64, 69.3e12)]
+)
 def test_flops_of_a_forward_pass(pixels, tokens, expected):
     """Expected: table E.2 of field.md, three digits."""
     assert published(height=pixels, width=pixels).forward_flops(tokens) == pytest.approx(expected, rel=0.004)
 
 
 def test_flops_are_what_torch_counts(tiny, transformer):
-    """Of the blocks: the layers around them are not in the formula. The counter knows attention only as matrix products."""
+    """Of the blocks: the layers around them are not in the formula. The counter knows attention only as
+    matrix products.
+    """
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         transformer(
             hidden_states=torch.zeros(1, 6, 16),
@@ -121,7 +134,9 @@ def test_flops_of_the_backward_pass():
     attention = 4 * 60 * 24 * 128 * (1024 + 64) ** 2
     assert shape.attention_flops(64) == attention
     assert shape.lora_backward_flops(64) - shape.forward_flops(64) == pytest.approx(1.5 * attention)
-    assert shape.full_backward_flops(64) == pytest.approx(2 * (shape.forward_flops(64) - attention) + 2.5 * attention)
+    assert shape.full_backward_flops(64) == pytest.approx(
+        2 * (shape.forward_flops(64) - attention) + 2.5 * attention
+    )
 
 
 def test_a_folder_without_weights_is_named(tmp_path):

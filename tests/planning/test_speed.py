@@ -56,7 +56,9 @@ def test_what_is_not_computed_costs_nothing():
 def test_training_all_weights_costs_a_backward_pass_of_weights():
     """As much as a forward pass without attention; and the engine has no adapter beside its weights."""
     linear = 15.67e12 - 4 * 60 * 3072 * 1088**2
-    assert flops("actor.train=full")["actor"] - flops()["actor"] == pytest.approx(512 * 2 * 2 * linear, rel=1e-3)
+    assert flops("actor.train=full")["actor"] - flops()["actor"] == pytest.approx(
+        512 * 2 * 2 * linear, rel=1e-3
+    )
     full, merged, beside = (
         step_seconds(*full_size(*overrides), H200)
         for overrides in (("actor.train=full", "rollout.lora=adapter"), (), ("rollout.lora=adapter",))

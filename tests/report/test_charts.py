@@ -34,9 +34,15 @@ def test_ticks_are_round(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("values", [[0.99999998, 1.0, 1.00000002], [1e-9, 3e-9], [0.5, 0.75], [12_000.0, 90_000.0]])
+@pytest.mark.parametrize(
+    "values", [[0.99999998, 1.0, 1.00000002], [1e-9, 3e-9], [0.5, 0.75], [12_000.0, 90_000.0]]
+)
 def test_no_two_ticks_have_the_same_label(values):
-    texts = [text for text in parsed(line_chart("t", [0, 1, 2], {"x": values})).iter("text") if "text-anchor" in text.attrib]
+    texts = [
+        text
+        for text in parsed(line_chart("t", [0, 1, 2], {"x": values})).iter("text")
+        if "text-anchor" in text.attrib
+    ]
     labels = [text.text for text in texts if text.attrib["text-anchor"] == "end"]
     assert len(labels) == len(set(labels)) > 2
     assert max(map(len, labels)) <= 11

@@ -28,7 +28,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.sources += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+        self.sources += [
+            value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")
+        ]
         if tag not in ("meta", "link", "img"):
             self.stack.append(tag)
 
@@ -49,11 +51,27 @@ def page_of(run, tmp_path) -> Page:
 def test_everything_is_in_the_file(finished_run, tmp_path):
     page = page_of(finished_run, tmp_path)
     text = " ".join(page.words)
-    for wanted in ("Reward", "Gradient norm", "Clipped samples, fraction", "Likelihood ratio, mean", "Seconds a step, by phase"):
+    for wanted in (
+        "Reward",
+        "Gradient norm",
+        "Clipped samples, fraction",
+        "Likelihood ratio, mean",
+        "Seconds a step, by phase",
+    ):
         assert wanted in text
-    for wanted in ("3 of 3 steps", "finished", "better than base", "FSDP2", "omnirl-hpc train", "steps: 3", "samples_per_prompt"):
+    for wanted in (
+        "3 of 3 steps",
+        "finished",
+        "better than base",
+        "FSDP2",
+        "omnirl-hpc train",
+        "steps: 3",
+        "samples_per_prompt",
+    ):
         assert wanted in text
-    assert page.tags.count("svg") >= 12 and page.tags.count("img") == 3 * 6 + 1  # six images a step, one comparison
+    assert (
+        page.tags.count("svg") >= 12 and page.tags.count("img") == 3 * 6 + 1
+    )  # six images a step, one comparison
     for source in page.sources:
         kind, _, data = source.partition(",")
         if kind == "data:":
@@ -99,12 +117,16 @@ def test_states_of_a_run(finished_run, tmp_path, state, images, said):
 def test_an_evaluation_that_the_run_went_back_from_is_not_shown(finished_run, tmp_path):
     run = make_state("finished", finished_run, tmp_path)
     metrics = run / "metrics.jsonl"
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))  # as checkpoint.resume_step=2 leaves it
+    metrics.write_text(
+        "".join(metrics.read_text().splitlines(keepends=True)[:2])
+    )  # as checkpoint.resume_step=2 leaves it
     words = " ".join(page_of(run, tmp_path).words)
     assert "After 2 steps, on fixed prompts" in words and "After 3 steps" not in words
 
 
-@pytest.mark.parametrize(("state", "said"), [("missing", "does not exist"), ("empty", "it has no config.yaml")])
+@pytest.mark.parametrize(
+    ("state", "said"), [("missing", "does not exist"), ("empty", "it has no config.yaml")]
+)
 def test_what_is_no_run(finished_run, tmp_path, state, said):
     with pytest.raises(ConfigError, match=said):
         write_report(make_state(state, finished_run, tmp_path))

@@ -1,4 +1,6 @@
-"""The rewards of a step and the weights of its samples. Gathering from several ranks is tested in tests/test_trainer.py."""
+"""The rewards of a step and the weights of its samples. Gathering from several ranks is tested in
+tests/test_trainer.py.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,19 @@ NAN = math.nan
 
 def step(groups: list[int], mask: list[bool]) -> ScoredStep:
     size = len(groups)
-    return ScoredStep(torch.zeros(size).double(), {}, torch.tensor(mask), torch.tensor(groups), torch.arange(size), 0.0)
+    return ScoredStep(
+        torch.zeros(size).double(), {}, torch.tensor(mask), torch.tensor(groups), torch.arange(size), 0.0
+    )
 
 
 def test_weights_of_each_update_sum_to_one():
-    weights = step([0, 0, 1, 1, 2, 2, 3, 3], [True, False, True, True, True, True, True, True]).weights(updates=2)
+    weights = step([0, 0, 1, 1, 2, 2, 3, 3], [True, False, True, True, True, True, True, True]).weights(
+        updates=2
+    )
     third, quarter = 1 / 3, 1 / 4  # the first update has 3 valid samples, the second 4
-    torch.testing.assert_close(weights, torch.tensor([third, 0, third, third, quarter, quarter, quarter, quarter]))
+    torch.testing.assert_close(
+        weights, torch.tensor([third, 0, third, third, quarter, quarter, quarter, quarter])
+    )
 
 
 def test_an_update_without_any_valid_sample_weighs_nothing():
@@ -36,7 +44,10 @@ def gathered(allowed: float = 1.0, **scores: list[float]) -> ScoredStep:
     """Two groups of two samples, in another order than theirs; text counts twice, size is subtracted."""
     batch = SimpleNamespace(group=torch.tensor([1, 0, 1, 0]), sample=torch.tensor([0, 1, 1, 0]))
     parts = {"text": RewardPartConfig(weight=2.0), "size": RewardPartConfig(weight=-1.0)}
-    parts = {name: Scores(values, 1.5, ["no paper"] if NAN in values else []) for name, values in scores.items()}, parts
+    parts = (
+        {name: Scores(values, 1.5, ["no paper"] if NAN in values else []) for name, values in scores.items()},
+        parts,
+    )
     with one_rank_group():
         return gather_scores(parts[0], batch, RewardConfig(parts[1], max_failed_fraction=allowed))
 

@@ -34,7 +34,10 @@ def test_every_part_scores_every_sample_with_its_own_settings(mix):
     for order in ("1 2", "3 4"):
         mix.submit(batch(order))
     scores = mix.collect()
-    assert {name: part.values for name, part in scores.items()} == {"scripted": [1, 2, 3, 4], "fixed": [0.25] * 4}
+    assert {name: part.values for name, part in scores.items()} == {
+        "scripted": [1, 2, 3, 4],
+        "fixed": [0.25] * 4,
+    }
 
 
 def test_a_part_that_fails_leaves_the_others(mix):

@@ -15,7 +15,8 @@ from omnirl_hpc.rewards.reward import RewardBatch
 @pytest.mark.parametrize(
     ("recognised", "target", "expected"),
     [
-        # flow_grpo/ocr.py: lower case, no spaces; 0 edits where the target occurs; at most as many edits as the target is long
+        # flow_grpo/ocr.py: lower case, no spaces; 0 edits where the target occurs; at most as many edits as
+        # the target is long
         ("River Night", "river night", 1.0),
         ("RIVERNIGHT", "river\n night", 1.0),
         ("grand opening of the river night club", "River Night", 1.0),
@@ -43,14 +44,21 @@ def drawn(text: str, ink: str = "black", paper: str = "white") -> np.ndarray:
 
 def score(ocr: Ocr, *samples: tuple[np.ndarray, str]) -> list[float]:
     images, targets = zip(*samples)
-    return ocr.score(RewardBatch(np.stack(images), [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)]))
+    return ocr.score(
+        RewardBatch(np.stack(images), [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)])
+    )
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (160, 320, 3), dtype=np.uint8)
 
 
 def test_drawn_text_scores_near_one_and_noise_zero(ocr):
-    scores = score(ocr, (drawn("River Night"), "River Night"), (drawn("River Night"), "Velvet Moon"), (NOISE, "River Night"))
+    scores = score(
+        ocr,
+        (drawn("River Night"), "River Night"),
+        (drawn("River Night"), "Velvet Moon"),
+        (NOISE, "River Night"),
+    )
     assert scores[0] > 0.9
     assert scores[1] < 0.5
     assert scores[2] == 0.0

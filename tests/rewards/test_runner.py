@@ -26,7 +26,11 @@ def make_runner():
     runners = []
 
     def make(reward="Scripted") -> RewardRunner:
-        runners.append(RewardRunner("scripted", RewardPartConfig(f"tests.rewards.scripted:{reward}", timeout_seconds=60.0)))
+        runners.append(
+            RewardRunner(
+                "scripted", RewardPartConfig(f"tests.rewards.scripted:{reward}", timeout_seconds=60.0)
+            )
+        )
         return runners[-1]
 
     yield make
@@ -37,7 +41,9 @@ def make_runner():
 @pytest.fixture(scope="module")
 def runner():
     """One runner for the tests that leave its worker alive."""
-    runner = RewardRunner("scripted", RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0))
+    runner = RewardRunner(
+        "scripted", RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0)
+    )
     yield runner
     runner.close()
 
@@ -91,7 +97,9 @@ def test_a_hang_ends_at_the_deadline_and_so_does_its_worker(make_runner):
     runner.submit(batch("pid", size=1))
     pid = runner.collect().values[0]
     (worker,) = (process for process in multiprocessing.active_children() if process.pid == pid)
-    runner._settings.timeout_seconds = 0.5  # only now that the worker runs: starting takes seconds on a busy machine
+    runner._settings.timeout_seconds = (
+        0.5  # only now that the worker runs: starting takes seconds on a busy machine
+    )
     runner.submit(batch("hang"))
     runner.submit(batch("1 2"))
     with pytest.raises(

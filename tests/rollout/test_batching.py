@@ -19,7 +19,9 @@ SHAPE = (6, 16)
 SEED = 11
 
 
-def request(sample: int, prompt_id: str = "p", step: int = 3, start: int = 1, tokens: int = 5) -> SampleRequest:
+def request(
+    sample: int, prompt_id: str = "p", step: int = 3, start: int = 1, tokens: int = 5
+) -> SampleRequest:
     text, negative = torch.full((tokens, 4), 1.0 + sample), torch.full((1, 4), -1.0)
     return SampleRequest(SEED, step, 0, prompt_id, sample, Window(start, 2), text, negative, text_length=8)
 

@@ -1,4 +1,6 @@
-"""The reference engine: the stock pipeline's images, samples that do not depend on their neighbours, a true record."""
+"""The reference engine: the stock pipeline's images, samples that do not depend on their neighbours, a true
+record.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Rollout:
         self.transformer = self.engine._pipeline.transformer
         fill_adapter(self.transformer, seed=1)
         groups = GroupSampler(PromptTable(config.data.prompts), 4, 2, config.seed).next_groups()
-        self.requests = make_requests(config, self.family, EmbeddingCache(self.engine.encode, 16), ALONE, 0, groups)
+        self.requests = make_requests(
+            config, self.family, EmbeddingCache(self.engine.encode, 16), ALONE, 0, groups
+        )
 
     def generate(self, requests=None):
         return torch.cat(list(self.engine.generate(self.requests if requests is None else requests)))
@@ -43,7 +47,9 @@ class Rollout:
     def velocity(self, batch, latents, timesteps):
         scale = self.config.sampling.true_cfg_scale
         with torch.no_grad():
-            return self.family.velocity(self.transformer, latents, timesteps, batch.text, batch.negative, scale, batched=False)
+            return self.family.velocity(
+                self.transformer, latents, timesteps, batch.text, batch.negative, scale, batched=False
+            )
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,9 @@ def test_steps_before_the_window_are_the_stock_pipelines(rollout):
 
 
 def test_a_record_can_be_computed_again(rollout, batch):
-    """Velocity, transition and log-probability from the recorded tensors alone, as the actor does it: bitwise."""
+    """Velocity, transition and log-probability from the recorded tensors alone, as the actor does it:
+    bitwise.
+    """
     sampling = rollout.config.sampling
     for i in range(2):
         scored = transition(
@@ -123,7 +131,9 @@ def test_a_record_can_be_computed_again(rollout, batch):
         assert torch.equal(scored.log_prob, batch.log_probs[:, i])
         # the drawn noise is what lies between mean and next sample
         drawn = (batch.latents[:, i + 1] - scored.mean) / scored.std
-        torch.testing.assert_close(drawn, drawn_noise(rollout, rollout.requests)[1][:, i], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            drawn, drawn_noise(rollout, rollout.requests)[1][:, i], rtol=1e-4, atol=1e-4
+        )
 
 
 def test_image_is_the_end_of_the_trajectory(rollout):
@@ -138,7 +148,9 @@ def test_image_is_the_end_of_the_trajectory(rollout):
 
 
 def test_samples_do_not_depend_on_their_neighbours(rollout, batch):
-    """7 samples padded to 8, in another order, with windows of their own: each as in the whole batch, bitwise."""
+    """7 samples padded to 8, in another order, with windows of their own: each as in the whole batch,
+    bitwise.
+    """
     order = [6, 0, 3, 7, 2, 5, 1]
     made = rollout.generate([rollout.requests[i] for i in order])
     assert len(made) == 7
@@ -158,7 +170,9 @@ def test_each_sample_may_have_a_window_of_its_own(rollout):
 
 
 def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
-    """A synced optimizer step changes the images of a fixed seed; the old weights bring the old ones back, bitwise."""
+    """A synced optimizer step changes the images of a fixed seed; the old weights bring the old ones back,
+    bitwise.
+    """
     config = rollout.config
     with one_rank_group():
         actor = FSDPActor(config, rollout.family, ALONE, CPU)
@@ -182,7 +196,11 @@ def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
 
 def test_sleep_and_wake_change_nothing(rollout, batch):
     rollout.engine.sleep()
-    for use in (rollout.generate, lambda: rollout.engine.encode("a cat"), lambda: rollout.engine.load_lora({}, 1)):
+    for use in (
+        rollout.generate,
+        lambda: rollout.engine.encode("a cat"),
+        lambda: rollout.engine.load_lora({}, 1),
+    ):
         with pytest.raises(RuntimeError, match="the engine is asleep"):
             use()
     rollout.engine.wake()
@@ -198,7 +216,9 @@ def test_sleep_and_wake_change_nothing(rollout, batch):
 
 def test_engine_has_its_own_dtype(rollout, tiny_model, tiny_prompts, tmp_path):
     """bf16: the latents are kept and the log-probabilities computed in fp32, the adapter is bf16."""
-    config = make_config(tiny_model, tiny_prompts, tmp_path, "rollout.dtype=bfloat16", "rollout.micro_batch_size=8")
+    config = make_config(
+        tiny_model, tiny_prompts, tmp_path, "rollout.dtype=bfloat16", "rollout.micro_batch_size=8"
+    )
     made = Rollout(config)
     assert {p.dtype for p in lora_parameters(made.transformer).values()} == {torch.bfloat16}
     batch = made.generate()

@@ -11,7 +11,9 @@ from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.sampling.windows import Window
 from tests.helpers import CPU, one_rank_group
 
-REQUESTS = [SampleRequest(0, 0, 0, "a", sample, Window(0, 1), torch.zeros(3, 2), None, 8) for sample in range(3)]
+REQUESTS = [
+    SampleRequest(0, 0, 0, "a", sample, Window(0, 1), torch.zeros(3, 2), None, 8) for sample in range(3)
+]
 
 
 class Engine:
@@ -45,7 +47,10 @@ def test_it_is_halved_until_it_fits_and_says_so(caplog):
     engine = Engine(16, room=5)
     assert fit(engine) == engine.micro_batch_size == 4
     assert engine.tried == [16, 8, 4]
-    assert "rollout.micro_batch_size=16 does not fit into the GPU's memory: all ranks go on with 8" in caplog.text
+    assert (
+        "rollout.micro_batch_size=16 does not fit into the GPU's memory: all ranks go on with 8"
+        in caplog.text
+    )
 
 
 def test_one_sample_that_does_not_fit_is_an_error():

@@ -1,11 +1,13 @@
-"""`python -m tests.runs.inject ACTION:PLACE:STEP:RANK … -- train …`: the program, with faults at named places.
+"""`python -m tests.runs.inject ACTION:PLACE:STEP:RANK … -- train …`: the program, with faults at named
+places.
 
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
         pause (makes the file PAUSED, until there is a file GO).
 PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine shows that it has
-        what is new), evaluation (after the first policy that is not the base), save (rank's part of writing the checkpoint after
-        STEP steps). RANK may be `all`.
-`memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident` of run_dir.
+        what is new), evaluation (after the first policy that is not the base), save (rank's part of writing
+        the checkpoint after STEP steps). RANK may be `all`.
+`memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident`
+of run_dir.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def resident_bytes() -> int:
 
 def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc import trainer
-    from omnirl_hpc.checkpoint import Checkpointer
+    from omnirl_hpc.checkpoints.checkpointer import Checkpointer
     from omnirl_hpc.evaluation.evaluator import Evaluator
     from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.trainer import Trainer

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ DEADLINE = 300.0  # seconds; only keeps a run that hangs from hanging the suite
 DEAD_RANK_SECONDS = 60.0  # what the design promises between the death of a rank and the end of its job
 OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_")
 
-# Of the recipe flowgrpo_tiny: 4 prompts x 2 samples, 2 updates a step; a step takes about half a second on two ranks.
+# Of the recipe flowgrpo_tiny: 4 prompts x 2 samples, 2 updates a step; a step takes about half a second on
+# two ranks.
 SMALL = (
     "model.height=32",
     "model.width=32",
@@ -59,17 +61,26 @@ class Job:
     def __init__(self, command: list[str], environ: dict[str, str], output: Path) -> None:
         self._output = output
         with output.open("w") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environ, start_new_session=True
+            )
 
     def wait(self, seconds: float = DEADLINE) -> Ended:
         return Ended(self.process.wait(timeout=seconds), self._output.read_text())
 
     def wait_for(self, file: Path) -> None:
         """Wait until the job has made a file."""
-        wait_until(file.exists, f"the job to make {file}", self._output.read_text, over=lambda: self.process.poll() is not None)
+        wait_until(
+            file.exists,
+            f"the job to make {file}",
+            self._output.read_text,
+            over=lambda: self.process.poll() is not None,
+        )
 
     def kill_everything(self) -> None:
-        """kill -9 of the launcher, the ranks and their reward workers; returns when they have ended, which a busy disk delays."""
+        """kill -9 of the launcher, the ranks and their reward workers; returns when they have ended, which a
+        busy disk delays.
+        """
         killed = family(self.process.pid)
         for pid in killed:
             with contextlib.suppress(ProcessLookupError):
@@ -86,7 +97,14 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """A command in the checkout, with both outputs in one."""
     return subprocess.run(
-        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+        command,
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -108,7 +126,9 @@ def wait_until(
 def go_on(run_dir: Path) -> None:
     """The end of a fault `pause`."""
     (run_dir / "GO").touch()
-    wait_until(lambda: not (run_dir / "PAUSED").exists(), "the rank to go on", lambda: str(run_dir), seconds=20)
+    wait_until(
+        lambda: not (run_dir / "PAUSED").exists(), "the rank to go on", lambda: str(run_dir), seconds=20
+    )
 
 
 def family(pid: int) -> list[int]:
@@ -138,11 +158,19 @@ class Program:
     ) -> Iterator[Job]:
         arguments = ["train", *self._needed, f"run_dir={run_dir}", *overrides]
         program = ["-m", "tests.runs.inject", *faults, "--"] if faults else ["-m", "omnirl_hpc"]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+            if ranks > 1
+            else []
+        )
         kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         environ = kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"} | environ
         self._count += 1
-        job = Job([sys.executable, *launcher, *program, *arguments], environ, self._folder / f"output_{self._count}.txt")
+        job = Job(
+            [sys.executable, *launcher, *program, *arguments],
+            environ,
+            self._folder / f"output_{self._count}.txt",
+        )
         try:
             yield job
         finally:
@@ -176,7 +204,9 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(run_dir: Path, reference: Path) -> None:
-    """Equal to the bit, with every line once: as if it had never been stopped. Nothing of the stops is left behind."""
+    """Equal to the bit, with every line once: as if it had never been stopped. Nothing of the stops is left
+    behind.
+    """
     code, said = compare(reference, run_dir)
     assert code == 0, said
     steps = [line["step"] for line in lines(reference / "metrics.jsonl")]
@@ -186,4 +216,6 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     last = f"checkpoints/step_{len(steps):06d}/adapter/adapter_model.safetensors"
     assert (run_dir / last).read_bytes() == (reference / last).read_bytes()
     assert not list(run_dir.glob("checkpoints/*.tmp"))
-    assert not [path.name for path in run_dir.iterdir() if path.name.startswith(("STOP", "TERM", "REQUEUE", "lock"))]
+    assert not [
+        path.name for path in run_dir.iterdir() if path.name.startswith(("STOP", "TERM", "REQUEUE", "lock"))
+    ]

@@ -41,7 +41,8 @@ def test_the_examples_are_settings(folder, command):
     load_config(["run_dir=r", "model.path=m", "data.prompts=p", *command])
 
 
-# Of the two for the reward, the second does all that the first does; on two ranks torchrun's idea of a working directory counts.
+# Of the two for the reward, the second does all that the first does; on two ranks torchrun's idea of a
+# working directory counts.
 @pytest.mark.parametrize(("command", "ranks"), [*zip(COMMANDS[1:], (2, 1, 1))], ids=lambda value: str(value))
 def test_the_examples_train_from_a_folder_of_their_own(program, folder, tmp_path, command, ranks):
     program.finish(tmp_path / "run", *command, "steps=1", "determinism=strict", ranks=ranks)
@@ -54,7 +55,10 @@ def test_the_examples_train_from_a_folder_of_their_own(program, folder, tmp_path
         program.finish(tmp_path / "run", *command, "steps=2", "determinism=strict", ranks=ranks)
         assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
     elif "MostlyPositive" in command[0]:
-        assert config["algorithm"]["name"] == "my_algorithm:MostlyPositive" and config["algorithm"]["keep"] == 0.2
+        assert (
+            config["algorithm"]["name"] == "my_algorithm:MostlyPositive"
+            and config["algorithm"]["keep"] == 0.2
+        )
     else:
         adapter = (tmp_path / "run/checkpoints/step_000001/adapter/adapter_config.json").read_text()
         assert "to_add_out" in adapter and "img_mlp" not in adapter

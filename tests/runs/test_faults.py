@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omnirl_hpc.checkpoint_files import find_fault
+from omnirl_hpc.checkpoints.files import find_fault
 from tests.runs.program import lines
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,10 @@ def test_a_reward_that_raises_or_gives_nan_is_counted_and_masked(program, tmp_pa
     program.finish(tmp_path / "run", UNRELIABLE, allowed, "steps=2", "logging.samples_every=1", ranks=1)
     metrics = lines(tmp_path / "run/metrics.jsonl")
     assert [line["reward/failed"] for line in metrics] == [4, 1]
-    scores = [[s["reward"] for s in lines(tmp_path / "run/samples/index.jsonl") if s["step"] == step] for step in (0, 1)]
+    scores = [
+        [s["reward"] for s in lines(tmp_path / "run/samples/index.jsonl") if s["step"] == step]
+        for step in (0, 1)
+    ]
     assert scores[0][:4] == [None] * 4 and None not in scores[0][4:]
     assert scores[1][0] is None and None not in scores[1][1:]  # never a zero
     for line, given in zip(metrics, scores):
@@ -41,7 +44,9 @@ def test_too_many_failures_stop_the_run_and_name_the_reward(program, tmp_path):
 def test_a_gradient_that_is_nan_stops_the_run_before_it_is_applied(program, tmp_path):
     ended = program.run(tmp_path / "run", "checkpoint.every=1", "steps=3", ranks=1, faults=("nan:actor:1:0",))
     assert ended.code == 1
-    assert "phase actor: the gradient norm is nan: the update was not applied" in ended.output.splitlines()[-1]
+    assert (
+        "phase actor: the gradient norm is nan: the update was not applied" in ended.output.splitlines()[-1]
+    )
     assert "Traceback" not in ended.output
     checkpoints = tmp_path / "run/checkpoints"
     assert (checkpoints / "latest").read_text() == "step_000001"
@@ -60,12 +65,18 @@ def test_a_full_disk_is_found_before_the_first_step(program, small_disk):
 
 
 def test_host_memory_does_not_grow(program, tmp_path):
-    """50 steps, a checkpoint after every fifth, hashes. The slope of resident memory over the last 30 steps, by least squares.
+    """50 steps, a checkpoint after every fifth, hashes. The slope of resident memory over the last 30 steps,
+    by least squares.
 
-    The bound is generous, since allocators settle slowly (0.05 to 0.15 MiB a step here, and less later). A host copy of the tiny
-    model's transformer that were kept at each swap would be 1 MiB a step.
+    The bound is generous, since allocators settle slowly (0.05 to 0.15 MiB a step here, and less later). A
+    host copy of the tiny model's transformer that were kept at each swap would be 1 MiB a step.
     """
-    smaller = ("data.prompts_per_step=2", "sampling.true_cfg_scale=1", "checkpoint.every=5", "determinism=strict")
+    smaller = (
+        "data.prompts_per_step=2",
+        "sampling.true_cfg_scale=1",
+        "checkpoint.every=5",
+        "determinism=strict",
+    )
     program.finish(tmp_path / "run", "steps=50", *smaller, ranks=1, faults=("memory",))
     resident = np.loadtxt(tmp_path / "run/resident") / 2**20
     assert len(resident) == 50

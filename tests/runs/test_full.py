@@ -1,4 +1,6 @@
-"""Runs that train all weights: equal to the bit whatever interrupts them, and exported as they were sampled with."""
+"""Runs that train all weights: equal to the bit whatever interrupts them, and exported as they were sampled
+with.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from tests.sync_cases import ALL, Weights
 
 pytestmark = pytest.mark.slow
 
-FULL = ("actor.train=full", "actor.optimizer.lr=1e-3", "determinism=strict", "steps=3", "checkpoint.every=1", "checkpoint.keep=9")
+FULL = (
+    "actor.train=full",
+    "actor.optimizer.lr=1e-3",
+    "determinism=strict",
+    "steps=3",
+    "checkpoint.every=1",
+    "checkpoint.keep=9",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +48,18 @@ def full(program, tmp_path_factory) -> Path:
 def checksum(run_dir: Path, version: int) -> str:
     """Of the last sync of a version, from the log."""
     (*_, line) = (
-        x for x in (run_dir / "log/rank_0.log").read_text().splitlines() if f"version {version}: {ALL} weights bound" in x
+        x
+        for x in (run_dir / "log/rank_0.log").read_text().splitlines()
+        if f"version {version}: {ALL} weights bound" in x
     )
     return line.rpartition(" ")[2]
 
 
 def test_engine_and_actor_compute_the_same_policy(full):
     steps = lines(full / "metrics.jsonl")
-    assert [step["sync/version"] for step in steps] == [1, 2, 3] and {step["sync/bound"] for step in steps} == {ALL}
+    assert [step["sync/version"] for step in steps] == [1, 2, 3] and {
+        step["sync/bound"] for step in steps
+    } == {ALL}
     assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["grad_norm"] > 0 for step in steps)
     assert len({checksum(full, version) for version in range(4)}) == 4
     assert not list(full.glob("checkpoints/*/adapter"))
@@ -59,7 +72,9 @@ def test_resident_is_the_same(program, full, tmp_path):
 
 def test_stopped_in_mid_step_killed_and_resumed_is_the_same(program, full, tmp_path):
     run_dir = tmp_path / "run"
-    program.finish(run_dir, *FULL, "checkpoint.every=3", faults=("stop:actor:1:1",))  # after the first of two updates
+    program.finish(
+        run_dir, *FULL, "checkpoint.every=3", faults=("stop:actor:1:1",)
+    )  # after the first of two updates
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_000001"
     with program.start(run_dir, *FULL, faults=("pause:rollout:2:1",)) as job:
         job.wait_for(run_dir / "PAUSED")
@@ -78,12 +93,18 @@ def test_a_rank_that_dies_before_the_proof_ends_the_run_and_one_rank_goes_on(pro
     program.finish(run_dir, *FULL, "steps=2", ranks=1)
     metrics, straight = lines(run_dir / "metrics.jsonl"), lines(full / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [0, 1]
-    assert metrics[1]["reward/mean"] == straight[1]["reward/mean"]  # samples do not depend on the number of ranks
+    assert (
+        metrics[1]["reward/mean"] == straight[1]["reward/mean"]
+    )  # samples do not depend on the number of ranks
     assert metrics[1]["grad_norm"] == pytest.approx(straight[1]["grad_norm"], rel=1e-3)
 
 
-def test_exported_weights_are_what_the_engine_computed_with(full, tiny_model, tiny_prompts, tmp_path, monkeypatch):
-    """Their checksum is that of the last sync; plain diffusers makes the images of the engine with them, and not the base's."""
+def test_exported_weights_are_what_the_engine_computed_with(
+    full, tiny_model, tiny_prompts, tmp_path, monkeypatch
+):
+    """Their checksum is that of the last sync; plain diffusers makes the images of the engine with them, and
+    not the base's.
+    """
     out = tmp_path / "out"
     main(["export", str(full), str(out)])
     exported = QwenImageTransformer2DModel.from_pretrained(out)
@@ -105,7 +126,9 @@ def test_exported_weights_are_what_the_engine_computed_with(full, tiny_model, ti
     prompts = PromptTable(tiny_prompts).first(2)
     negative = engine.encode(" ")
     requests = [
-        SampleRequest(0, NO_STEP, i, prompt.id, 0, ODE, engine.encode(prompt.prompt), negative, text_length=256)
+        SampleRequest(
+            0, NO_STEP, i, prompt.id, 0, ODE, engine.encode(prompt.prompt), negative, text_length=256
+        )
         for i, prompt in enumerate(prompts)
     ]
     list(engine.generate(requests, num_steps=STEPS))
@@ -121,9 +144,17 @@ def test_exported_weights_are_what_the_engine_computed_with(full, tiny_model, ti
     [
         ("export", ("--merge",), "--merge is for adapters, and "),
         ("export", ("--ema",), "--ema is for adapters, and "),
-        ("export", ("--model", "/nowhere"), "a run that trains all weights needs the model, and model.path=/nowhere is none"),
+        (
+            "export",
+            ("--model", "/nowhere"),
+            "a run that trains all weights needs the model, and model.path=/nowhere is none",
+        ),
         ("export", ("--step", "9"), "--step 9: "),
-        ("evaluate", (), "trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer"),
+        (
+            "evaluate",
+            (),
+            "trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(full, tmp_path, capsys, command, options, said):

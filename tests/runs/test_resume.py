@@ -8,15 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from omnirl_hpc.adapters import load_adapter
-from omnirl_hpc.checkpoint_files import read_state
+from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.files import read_state
 from tests.runs.conftest import STRICT
 from tests.runs.program import DEAD_RANK_SECONDS, assert_same_run, compare, go_on, lines
 
 pytestmark = pytest.mark.slow
 
-# After six steps, of which two were made on one rank and not on two: |difference| / |adapter|, both as one vector. Gradients are
-# summed in another order, and AdamW divides by their size, so that the rounding of tiny ones counts too. Measured: 2.4e-7.
+# After six steps, of which two were made on one rank and not on two: |difference| / |adapter|, both as one
+# vector. Gradients are summed in another order, and AdamW divides by their size, so that the rounding of tiny
+# ones counts too. Measured: 2.4e-7.
 OTHER_RANKS_BOUND = 1e-4
 
 
@@ -34,7 +35,10 @@ def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(p
     assert len(said) <= 1  # rank 0 speaks, unless torchrun ends it because rank 1 was faster
     assert all(f"run_dir={run_dir} is in use by torchrun run " in line for line in said)
     *_, last, _ = second.output.splitlines()  # of torchrun: it puts a rule below
-    assert last.startswith("  traceback : omnirl-hpc train: ") and f"run_dir={run_dir} is in use by torchrun run " in last
+    assert (
+        last.startswith("  traceback : omnirl-hpc train: ")
+        and f"run_dir={run_dir} is in use by torchrun run " in last
+    )
     assert ended.code == 0, ended.output  # the first did not notice
     assert_same_run(run_dir, reference)
 
@@ -58,7 +62,9 @@ def test_killed_after_three_steps_with_a_torn_checkpoint(program, reference, tmp
         file.write('{"step": 3, "pha')  # a line that was being written
     (run_dir / "checkpoints/step_000003/state.json").write_text("{")
     ended = program.finish(run_dir, *STRICT, every)
-    assert "step_000003 is not whole (has 1 of " in ended.output and "going on from step 2 of 6" in ended.output
+    assert (
+        "step_000003 is not whole (has 1 of " in ended.output and "going on from step 2 of 6" in ended.output
+    )
     assert_same_run(run_dir, reference)
 
 
@@ -73,7 +79,9 @@ def test_stopped_again_and_again(program, reference, tmp_path):
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_000001"
 
     # USR1 to one rank in the first micro-batch after that: stopped twice in a row, no step done between.
-    ended = program.finish(run_dir, *STRICT, rare, faults=("usr1:rollout:1:1",), SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
+    ended = program.finish(
+        run_dir, *STRICT, rare, faults=("usr1:rollout:1:1",), SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2"
+    )
     assert "stopped for the system" in ended.output
     (run_dir / "REQUEUE.77.2").unlink()  # as the batch shell does
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [0]
@@ -122,7 +130,9 @@ def test_checkpoints_in_the_background_are_the_same(program, reference, tmp_path
     assert_same_run(run_dir, reference)
     written = "checkpoints/step_000005/adapter/adapter_model.safetensors"
     assert (run_dir / written).read_bytes() == (reference / written).read_bytes()
-    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["latest"] + [f"step_00000{n}" for n in (4, 5, 6)]
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["latest"] + [
+        f"step_00000{n}" for n in (4, 5, 6)
+    ]
     program.finish(run_dir, *STRICT, "checkpoint.resume_step=5")
     assert_same_run(run_dir, reference)
 
@@ -140,25 +150,35 @@ def test_two_ranks_then_one_then_two(program, reference, tmp_path):
 
     metrics, straight = lines(run_dir / "metrics.jsonl"), lines(reference / "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(6))
-    assert metrics[2]["reward/mean"] == straight[2]["reward/mean"]  # samples do not depend on the number of ranks
+    assert (
+        metrics[2]["reward/mean"] == straight[2]["reward/mean"]
+    )  # samples do not depend on the number of ranks
     hashes = {(h["step"], h["tensor"]): h["hash"] for h in lines(run_dir / "hashes.jsonl")}
     expected = {(h["step"], h["tensor"]): h["hash"] for h in lines(reference / "hashes.jsonl")}
     assert hashes.keys() == expected.keys()
     for tensor in ("noise", "embeddings", "latents", "log_probs", "images", "rewards", "advantages"):
         assert hashes[2, tensor] == expected[2, tensor]
     ours, theirs = (
-        torch.cat([t.flatten() for _, t in sorted(load_adapter(folder / "checkpoints/step_000006/adapter").items())])
+        torch.cat(
+            [t.flatten() for _, t in sorted(load_adapter(folder / "checkpoints/step_000006/adapter").items())]
+        )
         for folder in (run_dir, reference)
     )
     assert (ours - theirs).norm() <= OTHER_RANKS_BOUND * theirs.norm()
 
 
 def test_a_running_mean_and_the_best_score_survive_a_stop(program, tmp_path):
-    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been, evaluations too.
+    """Stopped in the second step and in the third one's evaluation: what follows is as if it had not been,
+    evaluations too.
 
     The third step was trained, and is not trained again.
     """
-    evaluation = ("evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "actor.ema_decay=0.9")
+    evaluation = (
+        "evaluation.every=1",
+        "evaluation.num_prompts=2",
+        "evaluation.num_inference_steps=2",
+        "actor.ema_decay=0.9",
+    )
     arguments = (*evaluation, "determinism=strict", "steps=4", "checkpoint.every=2")
     program.finish(tmp_path / "straight", *arguments)
     program.finish(tmp_path / "stopped", *arguments, faults=("stop:actor:1:0",))
@@ -180,7 +200,9 @@ def test_a_run_starts_from_an_adapter(program, reference, tmp_path):
     adapter = reference / "checkpoints/step_000006/adapter"
     program.finish(tmp_path / "warm", f"init_adapter={adapter}", "steps=1", "determinism=strict", ranks=1)
     start = tmp_path / "warm/checkpoints/step_000000"
-    given, taken = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, start / "adapter"))
+    given, taken = (
+        load_file(folder / "adapter_model.safetensors") for folder in (adapter, start / "adapter")
+    )
     assert given.keys() == taken.keys() and all(torch.equal(given[name], taken[name]) for name in given)
     assert read_state(start)["schedule"]["last_epoch"] == 0  # the adapter alone, with a new optimizer
     assert "version 0: 24 LoRA modules bound" in (tmp_path / "warm/log/rank_0.log").read_text()
@@ -188,7 +210,14 @@ def test_a_run_starts_from_an_adapter(program, reference, tmp_path):
 
 def test_a_folder_of_another_run_is_refused_by_the_names_of_the_keys(program, reference):
     before = (reference / "metrics.jsonl").read_bytes()
-    ended = program.run(reference, *STRICT, "sampling.noise_level=0.5", "actor.lora.alpha=32", "logging.samples_every=1", ranks=1)
+    ended = program.run(
+        reference,
+        *STRICT,
+        "sampling.noise_level=0.5",
+        "actor.lora.alpha=32",
+        "logging.samples_every=1",
+        ranks=1,
+    )
     assert ended.code == 2
     (line,) = ended.output.splitlines()
     assert "actor.lora.alpha=32 (the run has 16); sampling.noise_level=0.5 (the run has 0.7)" in line

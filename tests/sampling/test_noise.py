@@ -40,7 +40,8 @@ def test_every_part_of_an_identity_counts():
 
 
 def test_noise_is_standard_normal():
-    # 10^5 draws: the mean is off by 1 / sqrt(10^5) = 0.0032 and the variance by sqrt(2 / 10^5) = 0.0045; 5 times that is allowed
+    # 10^5 draws: the mean is off by 1 / sqrt(10^5) = 0.0032 and the variance by sqrt(2 / 10^5) = 0.0045; 5
+    # times that is allowed
     noise = torch.cat([standard_normal((1000,), 0, INITIAL_NOISE, i) for i in range(100)])
     assert abs(float(noise.mean())) < 0.016
     assert abs(float(noise.var()) - 1) < 0.023

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnirl_hpc.models.tiny_qwen_image import SCHEDULER
+from omnirl_hpc.models.qwen_image.tiny import SCHEDULER
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.recorder import Recording, RecordingScheduler
 from omnirl_hpc.sampling.schedule import make_schedule
@@ -24,7 +24,9 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def run(windows: list[Window], kind: str = "sde", dtype: torch.dtype = torch.float32, rows: slice = slice(None)) -> Recording:
+def run(
+    windows: list[Window], kind: str = "sde", dtype: torch.dtype = torch.float32, rows: slice = slice(None)
+) -> Recording:
     """One pipeline call on the samples `rows` of a fixed batch."""
     recorder = RecordingScheduler.make(SCHEDULER, kind, noise_level=0.7)
     initial = normal(len(windows), *SHAPE, seed=0)[rows]
@@ -49,7 +51,13 @@ def by_hand(row: int, windows: list[Window], kind: str) -> tuple[torch.Tensor, l
         place = i - window.start
         if 0 <= place < window.size:
             step = transition(
-                kind, velocity(x, t), x, *pair, noise_level=0.7, sigma_max=SCHEDULE.sigma_max, noise=noise[:, place]
+                kind,
+                velocity(x, t),
+                x,
+                *pair,
+                noise_level=0.7,
+                sigma_max=SCHEDULE.sigma_max,
+                noise=noise[:, place],
             )
             edges.append(x)
             log_probs.append(float(step.log_prob))
@@ -117,7 +125,9 @@ def test_misuse_is_an_error():
         recorder.set_timesteps(sigmas=[1.0, 0.5])
     recorder.set_timesteps(STEPS)
     with pytest.raises(ValueError, match=r"different sizes in one batch: \[1, 2\]"):
-        recorder.begin(torch.zeros(2, *SHAPE), [Window(0, 1), Window(0, 2)], torch.zeros(2, 2, *SHAPE), SCHEDULE)
+        recorder.begin(
+            torch.zeros(2, *SHAPE), [Window(0, 1), Window(0, 2)], torch.zeros(2, 2, *SHAPE), SCHEDULE
+        )
     recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE), SCHEDULE)
     recorder.step(x, recorder.timesteps[0], x)
     with pytest.raises(RuntimeError, match="made 1 of 6 steps"):

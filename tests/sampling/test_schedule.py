@@ -8,7 +8,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift, retrieve_timesteps
 
-from omnirl_hpc.models.tiny_qwen_image import SCHEDULER
+from omnirl_hpc.models.qwen_image.tiny import SCHEDULER
 from omnirl_hpc.sampling.schedule import dynamic_shift, make_schedule
 
 SIZES = [(512, 512), (768, 512), (1024, 1024), (1328, 1328)]
@@ -30,7 +30,9 @@ def test_equals_diffusers_qwen_image_pipeline(num_steps, size):
         plain.config.get("base_shift", 0.5),
         plain.config.get("max_shift", 1.15),
     )
-    timesteps, _ = retrieve_timesteps(plain, num_steps, "cpu", sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=mu)
+    timesteps, _ = retrieve_timesteps(
+        plain, num_steps, "cpu", sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=mu
+    )
 
     schedule = make_schedule(SCHEDULER, num_steps, tokens(*size))
     assert torch.equal(schedule.sigmas, plain.sigmas)
@@ -43,7 +45,9 @@ def test_schedule_descends_from_one_to_zero():
     sigmas = make_schedule(SCHEDULER, 50, tokens(512, 512)).sigmas
     assert sigmas.dtype == torch.float32 and sigmas[0] == 1 and sigmas[-1] == 0
     assert bool((sigmas.diff() < 0).all())
-    assert float(sigmas[-2]) == pytest.approx(SCHEDULER["shift_terminal"], abs=1e-6)  # diffusers' stretch_shift_to_terminal
+    assert float(sigmas[-2]) == pytest.approx(
+        SCHEDULER["shift_terminal"], abs=1e-6
+    )  # diffusers' stretch_shift_to_terminal
 
 
 def test_mu_at_1024_tokens():

@@ -27,8 +27,11 @@ def test_window_stays_inside_its_limits(data, steps, seed, step):
 
 
 def test_every_place_is_drawn_about_equally_often():
-    # [0, 5) holds 4 windows of 2. 4000 draws: mean 1000, standard deviation sqrt(4000 x 1/4 x 3/4) = 27; 5 of them are allowed.
-    starts = Counter(draw_window(sampling(size=2, first=0, last=5), 0, step, "a", 0).start for step in range(4000))
+    # [0, 5) holds 4 windows of 2. 4000 draws: mean 1000, standard deviation sqrt(4000 x 1/4 x 3/4) = 27; 5 of
+    # them are allowed.
+    starts = Counter(
+        draw_window(sampling(size=2, first=0, last=5), 0, step, "a", 0).start for step in range(4000)
+    )
     assert sorted(starts) == [0, 1, 2, 3]
     assert all(abs(count - 1000) < 5 * 27 for count in starts.values())
 
@@ -39,11 +42,14 @@ def test_null_means_every_step_but_the_last():
 
 
 @pytest.mark.parametrize(
-    ("per", "varies_by_prompt", "varies_by_sample"), [("step", False, False), ("prompt", True, False), ("sample", True, True)]
+    ("per", "varies_by_prompt", "varies_by_sample"),
+    [("step", False, False), ("prompt", True, False), ("sample", True, True)],
 )
 def test_what_shares_a_draw(per, varies_by_prompt, varies_by_sample):
     config = sampling(50, size=2, first=0, last=49, per=per)
-    draw = lambda **identity: draw_window(config, **({"seed": 0, "step": 0, "prompt_id": "a", "sample": 0} | identity)).start  # noqa: E731
+    draw = lambda **identity: (
+        draw_window(config, **({"seed": 0, "step": 0, "prompt_id": "a", "sample": 0} | identity)).start
+    )  # noqa: E731
     assert (len({draw(prompt_id=str(i)) for i in range(20)}) > 1) == varies_by_prompt
     assert (len({draw(sample=i) for i in range(20)}) > 1) == varies_by_sample
     assert len({draw(step=i) for i in range(20)}) > 1

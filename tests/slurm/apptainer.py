@@ -19,7 +19,9 @@ WITHOUT_NETWORK = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$
 
 def run(*arguments: str, without_network: bool = False) -> subprocess.CompletedProcess[str]:
     """`apptainer …` in the checkout."""
-    return run_command([*(WITHOUT_NETWORK if without_network else ()), "apptainer", *arguments], os.environ | ENVIRON)
+    return run_command(
+        [*(WITHOUT_NETWORK if without_network else ()), "apptainer", *arguments], os.environ | ENVIRON
+    )
 
 
 def call(*arguments: str, without_network: bool = False) -> str:
@@ -34,4 +36,8 @@ def problem() -> str | None:
     if not (CACHE / "rootfs").exists() or not (CACHE / "wheels").exists():
         return "Apptainer and what it needs are missing (tests/slurm/install_apptainer.sh)"
     ended = run("exec", str(CACHE / "rootfs"), "true")
-    return None if ended.returncode == 0 else f"apptainer cannot start a container: {ended.stdout.strip().splitlines()[-1]}"
+    return (
+        None
+        if ended.returncode == 0
+        else f"apptainer cannot start a container: {ended.stdout.strip().splitlines()[-1]}"
+    )

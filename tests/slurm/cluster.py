@@ -1,4 +1,6 @@
-"""A real Slurm on this machine (hosts/up.sh), and jobs in it, submitted as a user does: in the checkout, on a login host."""
+"""A real Slurm on this machine (hosts/up.sh), and jobs in it, submitted as a user does: in the checkout, on a
+login host.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 from tests.runs import program
 from tests.runs.program import DEADLINE, OURS, ROOT, run_command, wait_until
 
 HOSTS = Path(__file__).parent / "hosts"
-ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "TIMEOUT",
+    "CANCELLED",
+    "PREEMPTED",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+)
 
 # On two cores, starting four ranks takes longer than the steps. Each rank has two samples.
 SMALL = (*program.SMALL, "rollout.micro_batch_size=2", "actor.updates_per_step=1", "determinism=strict")
@@ -39,9 +51,18 @@ class Cluster:
         self.folder = folder
         self._state = folder / "cluster"
         self._shared = ":".join(str(path) for path in (shared, ROOT, Path(sys.prefix), Path(sys.base_prefix)))
-        self.environ = {key: value for key, value in os.environ.items() if not key.startswith((*OURS, "SBATCH_"))}
-        self.environ |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "SBATCH_OUTPUT": str(folder / "%x-%j.out")}
-        self.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # they know no other user
+        self.environ = {
+            key: value for key, value in os.environ.items() if not key.startswith((*OURS, "SBATCH_"))
+        }
+        self.environ |= {
+            "PYTHONPATH": str(ROOT),
+            "PYTHON": sys.executable,
+            "SBATCH_OUTPUT": str(folder / "%x-%j.out"),
+        }
+        self.environ |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }  # they know no other user
         self._faulty_python = folder / "python_with_faults"
         self._faulty_python.write_text(FAULTY_PYTHON)
         self._faulty_python.chmod(0o755)
@@ -66,7 +87,9 @@ class Cluster:
         """Another program listens there."""
         listen = f"import socket; s = socket.create_server(('', {port})); print('listening', flush=True)\nwhile True: s.accept()"
         command = [self._state / "bin/hpc", sys.executable, "-c", listen]
-        with subprocess.Popen(command, env=self.environ | {"HPC_HOST": host}, stdout=subprocess.PIPE, text=True) as other:
+        with subprocess.Popen(
+            command, env=self.environ | {"HPC_HOST": host}, stdout=subprocess.PIPE, text=True
+        ) as other:
             assert other.stdout.readline() == "listening\n"
             try:
                 yield
@@ -96,7 +119,10 @@ class Cluster:
         environ = {"RUN_DIR": str(run_dir), "FAULTS": " ".join(faults)} | environ
         if faults:
             environ["PYTHON"] = str(self._faulty_python)
-        return Job(self, self.call("sbatch", "--parsable", *options, script, *SMALL, "steps=3", *overrides, **environ))
+        return Job(
+            self,
+            self.call("sbatch", "--parsable", *options, script, *SMALL, "steps=3", *overrides, **environ),
+        )
 
     def preempt(self, job: Job) -> Job:
         """Submit a more urgent job for all nodes, and wait until Slurm has told `job` to make way for it."""

@@ -1,11 +1,13 @@
-"""Tests that need a real Slurm and root: left out, with a line that says so, where they cannot run; under CI they fail."""
+"""Tests that need a real Slurm and root: left out, with a line that says so, where they cannot run; under CI
+they fail.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
@@ -13,7 +15,9 @@ from tests.slurm import apptainer
 from tests.slurm.cluster import Cluster
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "mpirun", "ip", "nsenter", "unshare")
-MISSING = next((f"{tool} is missing (tests/slurm/install.sh)" for tool in TOOLS if shutil.which(tool) is None), None)
+MISSING = next(
+    (f"{tool} is missing (tests/slurm/install.sh)" for tool in TOOLS if shutil.which(tool) is None), None
+)
 PROBLEM = "the pretend hosts can be made by root only" if os.geteuid() else MISSING
 LEFT_OUT = PROBLEM is not None and os.environ.get("CI", "").lower() not in ("1", "true")
 NEED_SLURM = ["test_jobs.py"]
@@ -46,7 +50,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The undisturbed job, by `srun python`, as a user submits it first: the job makes the model and the prompts itself."""
+    """The undisturbed job, by `srun python`, as a user submits it first: the job makes the model and the
+    prompts itself.
+    """
     run_dir = tmp_path_factory.mktemp("slurm_runs") / "reference"
     job = cluster.submit("sbatch/flowgrpo_tiny.sh", run_dir, "checkpoint.every=1")
     assert job.wait() == 0, job.output()

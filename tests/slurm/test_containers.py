@@ -1,7 +1,8 @@
-"""containers/omnirl_cpu.def with the real Apptainer: built without a network, tested by itself, and run by Slurm on both hosts.
+"""containers/omnirl_cpu.def with the real Apptainer: built without a network, tested by itself, and run by
+Slurm on both hosts.
 
-Root in a user namespace is what an unprivileged Apptainer is: a FUSE process beside the ranks mounts the image. What a
-site's setuid Apptainer, --nv or --rocm does is not seen here.
+Root in a user namespace is what an unprivileged Apptainer is: a FUSE process beside the ranks mounts the
+image. What a site's setuid Apptainer, --nv or --rocm does is not seen here.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ def contents(definition: Path) -> str:
     _, sections = parse(definition)
     sources = [definition, *(ROOT / line.split()[0] for line in sections["files"].strip().splitlines())]
     files = [
-        file for source in sources for file in ([source] if source.is_file() else sorted(source.rglob("*"))) if file.is_file()
+        file
+        for source in sources
+        for file in ([source] if source.is_file() else sorted(source.rglob("*")))
+        if file.is_file()
     ]
     whole = hashlib.sha256()
     for file in files:
         if "__pycache__" not in file.parts:
-            whole.update(f"{file.relative_to(ROOT)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+            whole.update(
+                f"{file.relative_to(ROOT)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+            )
     return whole.hexdigest()[:16]
 
 
@@ -46,7 +52,9 @@ def image() -> Path:
         wheels = ("--bind", f"{CACHE}/wheels:/mnt", "--build-arg", "PIP_ARGS=--no-index --find-links=/mnt")
         rootfs = ("--build-arg", f"ROOTFS={CACHE}/rootfs")
         quickly = ("--mksquashfs-args", "-comp zstd -Xcompression-level 1")  # a third of the build is gzip
-        said = call("build", "--force", *quickly, *wheels, *rootfs, str(built), str(DEFINITION), without_network=True)
+        said = call(
+            "build", "--force", *quickly, *wheels, *rootfs, str(built), str(DEFINITION), without_network=True
+        )
         assert "\nstep    2/2 " in said
         built.rename(image)
     return image
@@ -61,7 +69,9 @@ def in_image(cluster, image) -> dict[str, str]:
 def test_the_image_says_what_it_is_and_is_complete(image):
     assert "org.opencontainers.image.title: omnirl_hpc (CPU)" in call("inspect", str(image))
     assert "\ntorch         2.13.0" in call("run", str(image), "doctor")
-    assert "/opt/venv/lib/" in call("exec", str(image), "python", "-I", "-c", "import omnirl_hpc; print(omnirl_hpc.__file__)")
+    assert "/opt/venv/lib/" in call(
+        "exec", str(image), "python", "-I", "-c", "import omnirl_hpc; print(omnirl_hpc.__file__)"
+    )
 
 
 def test_the_tiny_job_is_the_same_inside_and_outside(cluster, reference, in_image, tmp_path):
@@ -74,7 +84,9 @@ def test_the_tiny_job_is_the_same_inside_and_outside(cluster, reference, in_imag
 
 
 def test_a_warned_job_saves_and_goes_on(cluster, reference, in_image, tmp_path):
-    """The warning reaches the ranks by a file: a signal to the step would take the mounted image away from under them."""
+    """The warning reaches the ranks by a file: a signal to the step would take the mounted image away from
+    under them.
+    """
     run_dir = tmp_path / "run"
     job = cluster.submit(TINY, run_dir, "steps=12", **in_image)
     job.wait_for(run_dir / "metrics.jsonl")

@@ -1,7 +1,8 @@
-"""The job scripts on a real Slurm, two hosts with two ranks each: launchers, the ways to stop, faults, chains.
+"""The job scripts on a real Slurm, two hosts with two ranks each: launchers, the ways to stop, faults,
+chains.
 
-What needs no Slurm is tested without it: every phase that a rank can die in (tests/runs), torn checkpoints, a full disk
-(tests/test_checkpoint.py).
+What needs no Slurm is tested without it: every phase that a rank can die in (tests/runs), torn checkpoints, a
+full disk (tests/checkpoints/test_checkpointer.py).
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def test_pmix_gives_the_same_run_on_another_port_than_one_that_is_taken(cluster,
 def test_torchrun_loses_a_rank_and_gives_the_same_run(cluster, reference, tmp_path):
     """Also: the second job takes over the folder of a first one that did not end well."""
     run_dir = tmp_path / "run"
-    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "die:rollout:1:3"), LAUNCHER="torchrun")
+    job = cluster.submit(
+        TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "die:rollout:1:3"), LAUNCHER="torchrun"
+    )
     job.wait_for(run_dir / "PAUSED")
     go_on(run_dir)
     assert job.wait(DEAD_RANK_SECONDS) not in (0, 2), job.output()
@@ -112,11 +115,30 @@ def test_a_lost_node_requeues_the_job(cluster, reference, tmp_path):
 
 
 def test_a_chain_goes_on_in_the_next_job_and_ends_with_the_run(cluster, reference, tmp_path):
-    """USR1 to the first job while its rank starts: it is seen before the first step. The second completes the run."""
+    """USR1 to the first job while its rank starts: it is seen before the first step. The second completes the
+    run.
+    """
     run_dir = tmp_path / "run"
-    settings = ("recipe=flowgrpo_tiny", f"run_dir={run_dir}", "ranks_per_node=1", "gpus_per_node=0", "cpus_per_task=1", "time=10")
+    settings = (
+        "recipe=flowgrpo_tiny",
+        f"run_dir={run_dir}",
+        "ranks_per_node=1",
+        "gpus_per_node=0",
+        "cpus_per_task=1",
+        "time=10",
+    )
     data = (f"model.path={cluster.environ['MODEL']}", f"data.prompts={cluster.environ['PROMPTS']}")
-    command = ("-m", "omnirl_hpc", "submit", *settings, *data, *SMALL, "steps=1", f"python={sys.executable}", "chain=3")
+    command = (
+        "-m",
+        "omnirl_hpc",
+        "submit",
+        *settings,
+        *data,
+        *SMALL,
+        "steps=1",
+        f"python={sys.executable}",
+        "chain=3",
+    )
     said = cluster.call(sys.executable, *command)
     first, second, third = (Job(cluster, line.split(",")[0].split()[1]) for line in said.splitlines())
     first.wait_for(run_dir / "log/rank_0.log")
@@ -197,7 +219,11 @@ def test_in_a_container(cluster, reference, tmp_path):
     stand_in.write_text(f'#!/bin/sh\necho "apptainer $1 $2 $3 $4 $5"\nshift 5\nexec {sys.executable} "$@"\n')
     stand_in.chmod(0o755)
     (tmp_path / "image.sif").touch()
-    environ = {"PATH": f"{stand_in.parent}:{os.environ['PATH']}", "CONTAINER": str(tmp_path / "image.sif"), "BINDS": "/opt/a:/b"}
+    environ = {
+        "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
+        "CONTAINER": str(tmp_path / "image.sif"),
+        "BINDS": "/opt/a:/b",
+    }
     job = cluster.submit(TINY, tmp_path / "run", "steps=1", options=ONE_RANK, **environ)
     assert job.wait() == 0, job.output()
     binds = f"{ROOT},{tmp_path}/run,{reference}/model,{reference},/opt/a:/b"
@@ -207,7 +233,14 @@ def test_in_a_container(cluster, reference, tmp_path):
 def test_the_preflight_by_hand_and_an_evaluation(cluster, reference, tmp_path):
     ranks = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
     said = cluster.call(
-        "srun", *ranks, sys.executable, "-m", "omnirl_hpc", "doctor", "recipe=flowgrpo_tiny", f"run_dir={tmp_path}/run"
+        "srun",
+        *ranks,
+        sys.executable,
+        "-m",
+        "omnirl_hpc",
+        "doctor",
+        "recipe=flowgrpo_tiny",
+        f"run_dir={tmp_path}/run",
     )
     assert re.search(r"ok +ranks +4 on 2 node\(s\): hpc01 \(0-1\), hpc02 \(2-3\)", said), said
     assert re.search(r"ok +run_dir +seen and writable by all ranks", said) and re.search(
@@ -223,7 +256,9 @@ def test_the_preflight_by_hand_and_an_evaluation(cluster, reference, tmp_path):
 def test_sweep_trains_one_combination_in_each_task(cluster, reference, tmp_path):
     """The last task of an array has the array's own number: it is warned, and requeued without the other."""
     options = (*ONE_RANK, "--gpus-per-node=0", "--array=0-1")
-    array = cluster.submit("sbatch/sweep.sh", tmp_path, "steps=1", "seed=3,4", options=options, RECIPE="flowgrpo_tiny")
+    array = cluster.submit(
+        "sbatch/sweep.sh", tmp_path, "steps=1", "seed=3,4", options=options, RECIPE="flowgrpo_tiny"
+    )
     tasks = [Job(cluster, f"{array.number}_{task}") for task in (0, 1)]
     tasks[1].wait_for(tmp_path / "001/log/rank_0.log")
     assert tasks[1].show()["JobId"] == array.number
@@ -236,6 +271,8 @@ def test_sweep_trains_one_combination_in_each_task(cluster, reference, tmp_path)
         assert len(lines(tmp_path / f"00{task}/metrics.jsonl")) == 1
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "sbatch").glob("*.sh") if path.name != "common.sh"))
+@pytest.mark.parametrize(
+    "script", sorted(path.name for path in (ROOT / "sbatch").glob("*.sh") if path.name != "common.sh")
+)
 def test_slurm_would_take_the_script(cluster, script):
     cluster.call("sbatch", "--test-only", f"sbatch/{script}")

@@ -15,7 +15,9 @@ from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 
 class CpuOmniPlatform(OmniPlatform, CpuPlatform):
-    """What the diffusion path asks of a platform. OOT ("out of tree") makes custom operators take their native version."""
+    """What the diffusion path asks of a platform. OOT ("out of tree") makes custom operators take their
+    native version.
+    """
 
     _omni_enum = OmniPlatformEnum.OOT
     dist_backend = "gloo"
@@ -97,7 +99,9 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         return False
 
     @classmethod
-    def get_diffusion_attn_backend_cls(cls, selected_backend: str | None, head_size: int, *args, **kwargs) -> str:
+    def get_diffusion_attn_backend_cls(
+        cls, selected_backend: str | None, head_size: int, *args, **kwargs
+    ) -> str:
         return "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend"
 
     @classmethod
@@ -112,7 +116,8 @@ def activate() -> None:
     if not vllm.platforms.current_platform.is_cpu():  # a CUDA wheel of vllm on a machine without a GPU
         vllm.platforms._current_platform = vllm.platforms.current_platform = CpuPlatform()
     vllm_omni.platforms._current_omni_platform = CpuOmniPlatform()
-    # Modules of vllm_omni take the platform by value when they are imported, so this one comes after it is set.
+    # Modules of vllm_omni take the platform by value when they are imported, so this one comes after it is
+    # set.
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 
     # Attention raises for platforms it does not list; its CUDA version is plain torch SDPA.

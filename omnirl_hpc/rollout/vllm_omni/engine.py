@@ -1,10 +1,13 @@
-"""The vLLM-Omni engine: its stock pipeline with our scheduler in place of its own, in this process, on our process groups."""
+"""The vLLM-Omni engine: its stock pipeline with our scheduler in place of its own, in this process, on our
+process groups.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,9 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class VllmOmniEngine:
-    """See RolloutEngine. All ranks of the job construct it together; the ranks of a replica call its methods together."""
+    """See RolloutEngine. All ranks of the job construct it together; the ranks of a replica call its methods
+    together.
+    """
 
-    def __init__(self, config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer) -> None:
+    def __init__(
+        self, config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer
+    ) -> None:
         log.info("rollout engine: %s", import_vllm_omni(device))
         self._config = config
         self._family = family
@@ -70,10 +77,13 @@ class VllmOmniEngine:
         self._require_awake()
         with self._forward_context():
             embeds = self._family.encode_prompt(self._pipeline, prompt)
-        # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in another dtype.
+        # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in
+        # another dtype.
         return embeds.to(getattr(torch, self._config.rollout.dtype), copy=True)
 
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Trajectories]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None
+    ) -> Iterator[Trajectories]:
         self._require_awake()
         schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
         if self._lora is not None:
@@ -110,7 +120,9 @@ class VllmOmniEngine:
 
     def sleep(self) -> None:
         if self._weights is None:
-            raise EngineError("the engine was made to stay on the device (residency=resident) and cannot sleep")
+            raise EngineError(
+                "the engine was made to stay on the device (residency=resident) and cannot sleep"
+            )
         self._require_awake()
         self._weights.sleep()
 
@@ -121,7 +133,9 @@ class VllmOmniEngine:
                 self._lora.weights_restored()
 
     def close(self) -> None:
-        """Let go of the model. The default process group is the host's, and its subgroups live as long as it does."""
+        """Let go of the model. The default process group is the host's, and its subgroups live as long as it
+        does.
+        """
         self._worker.shutdown()
 
     def _require_awake(self) -> None:
@@ -137,7 +151,9 @@ class VllmOmniEngine:
         from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-        inputs = self._family.pipeline_inputs(batch.text, batch.negative, self._config.sampling.true_cfg_scale)
+        inputs = self._family.pipeline_inputs(
+            batch.text, batch.negative, self._config.sampling.true_cfg_scale
+        )
         per_sample = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         common = {name: value for name, value in inputs.items() if name not in per_sample}
         return DiffusionRequestBatch(
@@ -161,6 +177,8 @@ class VllmOmniEngine:
         """What the worker sets around a pipeline call."""
         from vllm_omni.diffusion.forward_context import set_forward_context
 
-        context = set_forward_context(vllm_config=self._worker.vllm_config, omni_diffusion_config=self._worker.od_config)
+        context = set_forward_context(
+            vllm_config=self._worker.vllm_config, omni_diffusion_config=self._worker.od_config
+        )
         with torch.inference_mode(), context:
             yield

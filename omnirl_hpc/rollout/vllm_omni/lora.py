@@ -1,14 +1,15 @@
-"""The actor's adapter inside the engine: unmerged in slots beside each layer, or merged into the layers' weights.
+"""The actor's adapter inside the engine: unmerged in slots beside each layer, or merged into the layers'
+weights.
 
-Upstream reads adapters from files and keeps them under ids. Here there is one adapter, written in place from memory, so none can
-be stale; what is reported back is read from the places the engine computes with.
+Upstream reads adapters from files and keeps them under ids. Here there is one adapter, written in place from
+memory, so none can be stale; what is reported back is read from the places the engine computes with.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,9 @@ class EngineLora(ABC):
 
     def places(self, state: dict[str, Tensor]) -> dict[str, Place]:
         """Where each module of `state` is. Modules that the engine lacks are left out."""
-        modules = sorted(lora_modules(state))  # a set's order differs between ranks, and shards are gathered in this one
+        modules = sorted(
+            lora_modules(state)
+        )  # a set's order differs between ranks, and shards are gathered in this one
         return find_places(modules, self._layers, self._parts)
 
     @abstractmethod
@@ -46,7 +49,9 @@ class EngineLora(ABC):
 
     @abstractmethod
     def read_back(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The adapter that the engine computes with, under the names in `state`; modules that are not bound are left out."""
+        """The adapter that the engine computes with, under the names in `state`; modules that are not bound
+        are left out.
+        """
 
     def weights_restored(self) -> None:
         """The base weights were brought back from the host."""
@@ -61,14 +66,20 @@ class AdapterLora(EngineLora):
     def __init__(self, manager: DiffusionLoRAManager, config: LoraConfig, targets: Sequence[str]) -> None:
         transformer = manager.pipeline.transformer
         super().__init__(transformer, config)
-        # Of upstream's manager only the wrapping of layers is used: its registry scales B in place through an alias, ignores a
-        # known id, and before 0.30 skips modules that it cannot match without a word.
+        # Of upstream's manager only the wrapping of layers is used: its registry scales B in place through an
+        # alias, ignores a known id, and before 0.30 skips modules that it cannot match without a word.
         manager._replace_layers_with_lora(
             PEFTHelper.from_dict(
-                {"r": config.rank, "lora_alpha": config.alpha, "target_modules": [engine_name(target) for target in targets]}
+                {
+                    "r": config.rank,
+                    "lora_alpha": config.alpha,
+                    "target_modules": [engine_name(target) for target in targets],
+                }
             )
         )
-        self._layers = {name.removeprefix("transformer."): layer for name, layer in manager._lora_modules.items()}
+        self._layers = {
+            name.removeprefix("transformer."): layer for name, layer in manager._lora_modules.items()
+        }
 
     @torch.no_grad()
     def write(self, state: dict[str, Tensor]) -> None:
@@ -100,8 +111,8 @@ class AdapterLora(EngineLora):
             elif isinstance(layer.base_layer, ColumnParallelLinear):
                 b = gather_shards(b, dim=0)
             sent = state[module + B]
-            # The slot holds B times alpha / rank, rounded. Where that is what the sent B gives, B is as sent: dividing would
-            # round again.
+            # The slot holds B times alpha / rank, rounded. Where that is what the sent B gives, B is as sent:
+            # dividing would round again.
             unscaled = b / self._scale
             if b.shape == sent.shape:
                 unscaled = torch.where(b == sent * self._scale, sent, unscaled)
@@ -110,14 +121,17 @@ class AdapterLora(EngineLora):
 
 
 class MergedLora(EngineLora):
-    """Merged: W + B A in place of W, computed in fp32 from the clean W, so that it never drifts. Costs nothing in rollout.
+    """Merged: W + B A in place of W, computed in fp32 from the clean W, so that it never drifts. Costs
+    nothing in rollout.
 
     `clean(weight)` gives the frozen values of a weight, on the host.
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, clean: Callable[[Tensor], Tensor]) -> None:
         super().__init__(transformer, config)
-        self._layers = {name: module for name, module in transformer.named_modules() if isinstance(module, LinearBase)}
+        self._layers = {
+            name: module for name, module in transformer.named_modules() if isinstance(module, LinearBase)
+        }
         self._clean = clean
         self._state: dict[str, Tensor] = {}
         self._merged: dict[str, Place] = {}  # modules whose layers hold more than the clean weight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Collection, Iterable, Sequence
 
 # diffusers keeps the output projection in a list with a dropout; vllm-omni keeps the projection alone.
 _RENAMED = (re.compile(r"(^|\.)to_out\.0$"), r"\1to_out")
@@ -24,7 +24,9 @@ def engine_name(name: str) -> str:
 
 
 def fused_parts(stacked_params_mapping: Iterable[Sequence[str]]) -> dict[str, tuple[str, int]]:
-    """{"to_q": ("to_qkv", 0), "to_k": ("to_qkv", 1), …}: from the map that a vllm-omni transformer loads its weights with."""
+    """{"to_q": ("to_qkv", 0), "to_k": ("to_qkv", 1), …}: from the map that a vllm-omni transformer loads its
+    weights with.
+    """
     parts: dict[str, tuple[str, int]] = {}
     members: dict[str, int] = {}
     for fused, single, *_ in stacked_params_mapping:
@@ -34,8 +36,12 @@ def fused_parts(stacked_params_mapping: Iterable[Sequence[str]]) -> dict[str, tu
     return parts
 
 
-def find_places(modules: Iterable[str], layers: Collection[str], parts: dict[str, tuple[str, int]]) -> dict[str, Place]:
-    """The place of each of the actor's `modules` among the engine's `layers`. A module that the engine lacks is left out."""
+def find_places(
+    modules: Iterable[str], layers: Collection[str], parts: dict[str, tuple[str, int]]
+) -> dict[str, Place]:
+    """The place of each of the actor's `modules` among the engine's `layers`. A module that the engine lacks
+    is left out.
+    """
     places = {}
     for module in modules:
         name = engine_name(module)

@@ -1,18 +1,19 @@
 """The engine's weights leave the device and come back.
 
-Rollout does not change them, so their bytes are copied to the host once; every later sleep only frees the device, and merged
-adapters are never copied out. The host copy is also where merged LoRA takes the clean weights from, and where new weights are
-written when all of them are trained.
+Rollout does not change them, so their bytes are copied to the host once; every later sleep only frees the
+device, and merged adapters are never copied out. The host copy is also where merged LoRA takes the clean
+weights from, and where new weights are written when all of them are trained.
 
-vLLM's own sleep (CuMem) is not used: it drops the host copy at every wake and copies everything again, allows one engine in a
-process, and misses what a loader puts on the GPU outside its pool. Here storages are emptied and refilled in place, which is the
-same on every device: what CI tests is what a GPU runs.
+vLLM's own sleep (CuMem) is not used: it drops the host copy at every wake and copies everything again, allows
+one engine in a process, and misses what a loader puts on the GPU outside its pool. Here storages are emptied
+and refilled in place, which is the same on every device: what CI tests is what a GPU runs.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import ContextManager, Iterator
+from collections.abc import Iterator
+from typing import ContextManager
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class SleepingWeights:
-    """All weights and buffers of a pipeline but those of the components named in `awake`, which always stay on the device.
+    """All weights and buffers of a pipeline but those of the components named in `awake`, which always stay
+    on the device.
 
     Construct it when the weights are on `device` and before an adapter is added.
     """
@@ -33,11 +35,17 @@ class SleepingWeights:
     def __init__(self, pipeline: nn.Module, awake: list[str], device: torch.device) -> None:
         unknown = [name for name in awake if not isinstance(getattr(pipeline, name, None), nn.Module)]
         if unknown:
-            raise EngineError(f"rollout.awake names {', '.join(unknown)}, which {type(pipeline).__name__} does not have")
+            raise EngineError(
+                f"rollout.awake names {', '.join(unknown)}, which {type(pipeline).__name__} does not have"
+            )
         self._device = device
-        stay = {tensor.untyped_storage()._cdata for name in awake for tensor in _tensors(getattr(pipeline, name))}
+        stay = {
+            tensor.untyped_storage()._cdata for name in awake for tensor in _tensors(getattr(pipeline, name))
+        }
         self._pinned = PinnedTensors()
-        self._pinned.add((t for t in _tensors(pipeline) if t.untyped_storage()._cdata not in stay), frozen=True)
+        self._pinned.add(
+            (t for t in _tensors(pipeline) if t.untyped_storage()._cdata not in stay), frozen=True
+        )
 
     @property
     def asleep(self) -> bool:
@@ -57,7 +65,8 @@ class SleepingWeights:
             raise EngineError(
                 f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on {self._device}"
             )
-        # Segments that the weights share with tensors that are still there stay reserved: fragmentation, worth knowing.
+        # Segments that the weights share with tensors that are still there stay reserved: fragmentation,
+        # worth knowing.
         log.info("engine asleep: %.2f of %.2f GiB given back", (reserved - still_reserved) / GIB, size / GIB)
 
     def wake(self) -> None:

@@ -1,23 +1,24 @@
-"""Which vllm and vllm-omni are installed, and everything that differs between the versions this engine runs on.
+"""Which vllm and vllm-omni are installed, and everything that differs between the versions this engine runs
+on.
 
-Importing this module imports neither torch nor vllm: settings are checked against it before anything is loaded.
+Importing this module imports neither torch nor vllm: settings are checked against it before anything is
+loaded.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Callable
+from typing import Any
 
 from omnirl_hpc.errors import ConfigError
 
 OLDEST, NEWEST = (0, 26), (0, 30)
 SUPPORTED = "0.26 to 0.30"
-INSTALL = (
-    "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: pip install -c constraints/cuda.txt '.[gpu]'"
-)
+INSTALL = "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: pip install -c constraints/cuda.txt '.[gpu]'"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Versions:
     def problem(self) -> str | None:
         """Why the engine cannot run on these versions, in one sentence with the cure; None where it can."""
         if self.vllm is None or self.vllm_omni is None:
-            missing = " and ".join(n for n, v in (("vllm", self.vllm), ("vllm-omni", self.vllm_omni)) if v is None)
+            missing = " and ".join(
+                n for n, v in (("vllm", self.vllm), ("vllm-omni", self.vllm_omni)) if v is None
+            )
             return f"rollout.engine=vllm_omni needs {missing}, missing here ({INSTALL})"
         if minor(self.vllm) != minor(self.vllm_omni):
             return (
@@ -76,13 +79,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-# --- differences ------------------------------------------------------------------------------------------------------
+# --- differences
+# ------------------------------------------------------------------------------------------------------
 
 # Names looked up in vllm_omni.diffusion.worker.diffusion_worker that exist only in some versions.
-WORKER_TITLE = "_setup_diffusion_worker_proc_title_and_log_prefix"  # 0.28 and later: rewrites process title and sys.stdout
+# 0.28 and later: rewrites process title and sys.stdout
+WORKER_TITLE = "_setup_diffusion_worker_proc_title_and_log_prefix"
 
 
 def accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that this version of `function` takes (allgather_degree is new in 0.28; 0.26 has hsdp_replicate_size)."""
+    """The arguments that this version of `function` takes (allgather_degree is new in 0.28; 0.26 has
+    hsdp_replicate_size).
+    """
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in parameters}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -12,7 +12,8 @@ from omnirl_hpc.rollout.vllm_omni.names import find_places, fused_parts
 
 
 def read_weights(transformer: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """Those of `names` that the engine has, taken out of fused layers and gathered over the replica; then its others, as they are.
+    """Those of `names` that the engine has, taken out of fused layers and gathered over the replica; then its
+    others, as they are.
 
     Collective over the replica.
     """
@@ -37,7 +38,11 @@ def read_weights(transformer: nn.Module, names: Sequence[str]) -> Iterator[tuple
 
 def _parts(layer: nn.Module, parameter: Tensor) -> Sequence[Tensor]:
     """One for each projection that the layer is fused of."""
-    return parameter.split(layer.output_partition_sizes) if isinstance(layer, ColumnParallelLinear) else [parameter]
+    return (
+        parameter.split(layer.output_partition_sizes)
+        if isinstance(layer, ColumnParallelLinear)
+        else [parameter]
+    )
 
 
 def _gather(layer: nn.Module, shard: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """vLLM-Omni's diffusion worker as an object in a process that it does not own.
 
-The stock worker takes a process for itself: it overwrites RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, picks its
-GPU by global rank, rewrites sys.stdout and the process title, and destroys the default process group at shutdown.
+The stock worker takes a process for itself: it overwrites RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT, picks its GPU by global rank, rewrites sys.stdout and the process title, and destroys the default
+process group at shutdown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 import torch
 import torch.distributed as dist
@@ -27,10 +28,15 @@ class SpmdWorker(stock.DiffusionWorker):
         self._replica_size = replica_size
         self._device_index = device.index or 0
         with keep_environment(), keep_torch_settings(), self._our_process():
-            super().__init__(local_rank=self._device_index, rank=dist.get_rank() % replica_size, od_config=od_config)
+            super().__init__(
+                local_rank=self._device_index, rank=dist.get_rank() % replica_size, od_config=od_config
+            )
 
     def init_device(self) -> None:
-        rank, self.rank = self.rank, self._device_index  # the stock code takes the rank for the device's number
+        rank, self.rank = (
+            self.rank,
+            self._device_index,
+        )  # the stock code takes the rank for the device's number
         try:
             super().init_device()
         finally:
@@ -42,11 +48,16 @@ class SpmdWorker(stock.DiffusionWorker):
 
     @contextmanager
     def _our_process(self) -> Iterator[None]:
-        """Replace, for the length of a `with` block, the functions that the stock worker takes the process over with."""
+        """Replace, for the length of a `with` block, the functions that the stock worker takes the process
+        over with.
+        """
 
         def form_groups(**_: object) -> None:
             init_replica_groups(
-                self.od_config.parallel_config, self._replica_size, self._device_index, current_omni_platform.dist_backend
+                self.od_config.parallel_config,
+                self._replica_size,
+                self._device_index,
+                current_omni_platform.dist_backend,
             )
 
         ours = {

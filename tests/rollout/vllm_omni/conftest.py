@@ -1,4 +1,6 @@
-"""Tests that need vllm-omni: left out, with a line that says so, where it is not installed; under CI they fail instead."""
+"""Tests that need vllm-omni: left out, with a line that says so, where it is not installed; under CI they
+fail instead.
+"""
 
 from __future__ import annotations
 
@@ -15,4 +17,6 @@ collect_ignore = NEED_ENGINE if LEFT_OUT else []
 
 def pytest_terminal_summary(terminalreporter) -> None:
     if LEFT_OUT:
-        terminalreporter.write_line(f"left out: tests/rollout/vllm_omni/{{{','.join(NEED_ENGINE)}}}: {PROBLEM}")
+        terminalreporter.write_line(
+            f"left out: tests/rollout/vllm_omni/{{{','.join(NEED_ENGINE)}}}: {PROBLEM}"
+        )

@@ -1,4 +1,5 @@
-"""What the tests of the vLLM-Omni engine do on each rank. Imports of vllm take seconds, so each process does much.
+"""What the tests of the vLLM-Omni engine do on each rank. Imports of vllm take seconds, so each process does
+much.
 
 Every function runs in spawned processes, returns plain values, and leaves judging to the tests.
 """
@@ -41,7 +42,17 @@ class Bench:
         self.diffusers = self.engine(rollout="diffusers")
         negative = self.diffusers.encode(" ")
         self.requests = [
-            SampleRequest(0, 0, group, str(group), sample, Window(sample % 2, 2), self.diffusers.encode(prompt), negative, 256)
+            SampleRequest(
+                0,
+                0,
+                group,
+                str(group),
+                sample,
+                Window(sample % 2, 2),
+                self.diffusers.encode(prompt),
+                negative,
+                256,
+            )
             for group, prompt in enumerate(PROMPTS)
             for sample in range(2)
         ]
@@ -59,7 +70,9 @@ class Bench:
         return make_engine(config, QwenImage(config.model), layout, CPU, PhaseTimer(CPU))
 
     def adapter(self, seed: int) -> dict[str, Tensor]:
-        """A random adapter of rank 6: neither the rank nor alpha / rank is one that vllm rounds to or scales exactly by."""
+        """A random adapter of rank 6: neither the rank nor alpha / rank is one that vllm rounds to or scales
+        exactly by.
+        """
         slots = lora_parameters(self.diffusers._pipeline.transformer)
         return {name: 0.2 * standard_normal(slot.shape, seed, name) for name, slot in slots.items()}
 
@@ -90,7 +103,12 @@ def error_of(function: Any, *args: Any) -> str:
 
 
 def process_state() -> list[Any]:
-    return [sys.stdout, sys.stderr, Path("/proc/self/cmdline").read_bytes(), *(read() for read, _ in TORCH_SETTINGS)]
+    return [
+        sys.stdout,
+        sys.stderr,
+        Path("/proc/self/cmdline").read_bytes(),
+        *(read() for read, _ in TORCH_SETTINGS),
+    ]
 
 
 def alone(model: Path, prompts: Path, out: Path) -> dict[str, Any]:
@@ -102,7 +120,9 @@ def alone(model: Path, prompts: Path, out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "changed": changed,
         "process is as it was": process_state() == process,
-        "embeddings equal": all(torch.equal(engine.encode(p), bench.diffusers.encode(p)) for p in (*PROMPTS, " ")),
+        "embeddings equal": all(
+            torch.equal(engine.encode(p), bench.diffusers.encode(p)) for p in (*PROMPTS, " ")
+        ),
         "base equal": equal(bench.generate(engine), bench.generate(bench.diffusers)),
     }
     base = bench.generate(engine)
@@ -163,7 +183,11 @@ def parallel(model: Path, prompts: Path, out: Path, settings: list[dict[str, Any
         found: dict[str, Any] = {"distance": distance(bench.generate(engine), references[0])}
         found["modules"] = len(deliver_lora(engine, bench.adapter(1), 1).bound)
         made = bench.generate(engine)
-        found |= {"lora distance": distance(made, references[1]), "latents": made.latents, "log_probs": made.log_probs}
+        found |= {
+            "lora distance": distance(made, references[1]),
+            "latents": made.latents,
+            "log_probs": made.log_probs,
+        }
         engine.sleep()
         engine.wake()
         found["woken equal"] = equal(bench.generate(engine), made)

@@ -18,7 +18,9 @@ MODULES = 24  # 12 targets in each of the tiny model's 2 blocks
 @pytest.fixture(scope="module")
 def alone(tiny_model: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank found; see engine_cases.alone."""
-    (found,) = run_ranks(1, engine_cases.alone, tiny_model, tiny_prompts, tmp_path_factory.mktemp("alone"), deadline=300)
+    (found,) = run_ranks(
+        1, engine_cases.alone, tiny_model, tiny_prompts, tmp_path_factory.mktemp("alone"), deadline=300
+    )
     return found
 
 
@@ -76,8 +78,12 @@ FOUR_RANKS = [{"tensor_parallel_size": 2}, {"ulysses_degree": 2, "lora": "merged
 
 
 @pytest.mark.parametrize(("ranks", "settings"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
-def test_replicas_of_several_ranks(ranks: int, settings, tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
-    found = run_ranks(ranks, engine_cases.parallel, tiny_model, tiny_prompts, tmp_path, settings, deadline=300)
+def test_replicas_of_several_ranks(
+    ranks: int, settings, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
+):
+    found = run_ranks(
+        ranks, engine_cases.parallel, tiny_model, tiny_prompts, tmp_path, settings, deadline=300
+    )
     for case, setting in enumerate(settings):
         for rank in range(ranks):
             result = found[rank][case]

@@ -17,7 +17,12 @@ def test_keep_environment_puts_back_all_but_the_listed(monkeypatch):
     with keep_environment(but=frozenset({"LISTED"})):
         os.environ.update({"RANK": "0", "NEW": "1", "LISTED": "1"})
         del os.environ["GONE"]
-    assert (os.environ["RANK"], os.environ["GONE"], os.environ.get("NEW"), os.environ["LISTED"]) == ("3", "x", None, "1")
+    assert (os.environ["RANK"], os.environ["GONE"], os.environ.get("NEW"), os.environ["LISTED"]) == (
+        "3",
+        "x",
+        None,
+        "1",
+    )
     monkeypatch.delenv("LISTED")
 
 

@@ -15,7 +15,13 @@ STACKED = [
     (".add_kv_proj", ".add_k_proj", "k"),
     (".add_kv_proj", ".add_v_proj", "v"),
 ]
-LAYERS = {"blocks.0.attn.to_qkv", "blocks.0.attn.add_kv_proj", "blocks.0.attn.to_out", "blocks.0.img_mlp.net.2", "to_out"}
+LAYERS = {
+    "blocks.0.attn.to_qkv",
+    "blocks.0.attn.add_kv_proj",
+    "blocks.0.attn.to_out",
+    "blocks.0.img_mlp.net.2",
+    "to_out",
+}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ class Pipeline(nn.Module):
 
     def __init__(self, folder) -> None:
         super().__init__()
-        self.transformer = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3).to(torch.bfloat16), nn.BatchNorm1d(3))
+        self.transformer = nn.Sequential(
+            nn.Linear(3, 5), nn.Linear(5, 3).to(torch.bfloat16), nn.BatchNorm1d(3)
+        )
         self.text_encoder = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7, bias=False))
         self.text_encoder[1].weight = self.text_encoder[0].weight
         self.vae = nn.Linear(3, 3)
@@ -54,7 +56,11 @@ def test_sleep_empties_and_wake_restores_what_was_saved(pipeline):
 def test_views_and_changed_weights_have_clean_values(pipeline):
     weights = SleepingWeights(pipeline, [], CPU)
     weights.save()
-    for weight in (pipeline.transformer[0].weight.data[2:4], pipeline.transformer[1].weight.data, pipeline.vae.weight.data[1:]):
+    for weight in (
+        pipeline.transformer[0].weight.data[2:4],
+        pipeline.transformer[1].weight.data,
+        pipeline.vae.weight.data[1:],
+    ):
         before = weight.clone()
         weight.zero_()
         assert torch.equal(weights.clean(weight), before)

@@ -1,4 +1,6 @@
-"""A whole training run with the vLLM-Omni engine, in swap and strict: equal to itself, stopped and resumed or not."""
+"""A whole training run with the vLLM-Omni engine, in swap and strict: equal to itself, stopped and resumed or
+not.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,19 @@ def command(run: Path, model: Path, prompts: Path, *overrides: str) -> list[str]
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
         *("-m", "omnirl_hpc", "train", "recipe=flowgrpo_tiny", "rollout=vllm_omni", f"run_dir={run}"),
-        *(f"model.path={model}", f"data.prompts={prompts}", f"steps={STEPS}", "residency=swap", "determinism=strict"),
-        *("data.samples_per_prompt=4", "actor.micro_batch_size=4", "rollout.micro_batch_size=4", "checkpoint.every=1"),
+        *(
+            f"model.path={model}",
+            f"data.prompts={prompts}",
+            f"steps={STEPS}",
+            "residency=swap",
+            "determinism=strict",
+        ),
+        *(
+            "data.samples_per_prompt=4",
+            "actor.micro_batch_size=4",
+            "rollout.micro_batch_size=4",
+            "checkpoint.every=1",
+        ),
         *overrides,
     ]
 
@@ -55,18 +68,26 @@ def test_a_replica_of_two_ranks_trains_all_weights(tiny_model: Path, tiny_prompt
     run = tmp_path / "run"
     overrides = ("actor.train=full", "rollout.tensor_parallel_size=2", "actor.optimizer.lr=1e-3", "steps=2")
     subprocess.run(command(run, tiny_model, tiny_prompts, *overrides), check=True, timeout=DEADLINE)
-    assert all(step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound"] == 77 for step in metrics(run))
+    assert all(
+        step["ratio/first_update_max_abs_log"] <= 1e-6 and step["sync/bound"] == 77 for step in metrics(run)
+    )
 
 
-def test_killed_and_resumed_is_the_run_that_was_never_stopped(whole: Path, tiny_model: Path, tiny_prompts: Path, tmp_path: Path):
+def test_killed_and_resumed_is_the_run_that_was_never_stopped(
+    whole: Path, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
+):
     run = tmp_path / "run"
     started = subprocess.Popen(command(run, tiny_model, tiny_prompts))
     end = time.monotonic() + DEADLINE
     while not (run / "checkpoints" / "step_000001").exists():
         assert time.monotonic() < end and started.poll() is None
         time.sleep(0.05)
-    os.kill(json.loads((run / "lock.json").read_text())["pid"], signal.SIGKILL)  # rank 0; torchrun ends the others
+    os.kill(
+        json.loads((run / "lock.json").read_text())["pid"], signal.SIGKILL
+    )  # rank 0; torchrun ends the others
     assert started.wait(timeout=DEADLINE) != 0
     assert len(metrics(run)) < STEPS
     subprocess.run(command(run, tiny_model, tiny_prompts), check=True, timeout=DEADLINE)
-    subprocess.run([sys.executable, "-m", "omnirl_hpc", "compare", str(whole), str(run)], check=True, timeout=DEADLINE)
+    subprocess.run(
+        [sys.executable, "-m", "omnirl_hpc", "compare", str(whole), str(run)], check=True, timeout=DEADLINE
+    )

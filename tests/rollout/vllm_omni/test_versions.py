@@ -41,4 +41,7 @@ def test_versions_are_checked_before_torch_is_imported():
 def test_accepted_drops_what_a_version_does_not_take():
     def old(size: int, backend: str) -> None: ...
 
-    assert accepted(old, {"size": 1, "backend": "gloo", "allgather_degree": 1}) == {"size": 1, "backend": "gloo"}
+    assert accepted(old, {"size": 1, "backend": "gloo", "allgather_degree": 1}) == {
+        "size": 1,
+        "backend": "gloo",
+    }

@@ -28,7 +28,9 @@ def load(model: Path, prompts: Path, out: Path, ranks: int) -> dict[str, Any]:
         engine.wake()
         return confirm_weights(engine, sent, 1)
 
-    expected = {seed: (sync(plain, weights), bench.generate(plain)) for seed, weights in ((1, first), (2, second))}
+    expected = {
+        seed: (sync(plain, weights), bench.generate(plain)) for seed, weights in ((1, first), (2, second))
+    }
     receipt = sync(engine, first)
     made = bench.generate(engine)
     found: dict[str, Any] = {
@@ -46,7 +48,10 @@ def load(model: Path, prompts: Path, out: Path, ranks: int) -> dict[str, Any]:
     engine.sleep()
     engine.wake()
     found["then woken distance"] = distance(bench.generate(engine), expected[2][1])
-    found["torn"] = [error_of(sync, Torn(engine, tear), first if i % 2 else second) for i, tear in enumerate((*TEARS, TEARS[0]))]
+    found["torn"] = [
+        error_of(sync, Torn(engine, tear), first if i % 2 else second)
+        for i, tear in enumerate((*TEARS, TEARS[0]))
+    ]
     first.names = {SOME: "transformer_blocks.1.attn.nothing.weight"}
     found["misnamed"] = error_of(sync, engine, first)
     engine.close()
@@ -66,7 +71,13 @@ def test_all_weights(ranks: int, tiny_model: Path, tiny_prompts: Path, tmp_path:
         assert not_loaded_but_equal == ""
         assert len(torn) == len(TEARS)
         for error in torn:
-            assert "SyncError: weights version 1: the engine computes with other values" in error and SOME in error
-        assert "only in the actor: transformer_blocks.1.attn.nothing.weight; only in the engine: " in result["misnamed"]
+            assert (
+                "SyncError: weights version 1: the engine computes with other values" in error
+                and SOME in error
+            )
+        assert (
+            "only in the actor: transformer_blocks.1.attn.nothing.weight; only in the engine: "
+            in result["misnamed"]
+        )
         assert "transformer_blocks.1.attn.to_qkv.weight, part 0" in result["misnamed"]
         assert torch.equal(result["latents"], found[0]["latents"])

@@ -1,0 +1,327 @@
+"""Checkpoints: written whole or not at all, found whole or not at all.
+
+    checkpoints/step_000010/    state after 10 steps
+        adapter/                the policy's LoRA in PEFT's format, fp32 master weights
+        ema/                    the same of its running mean, where one is kept
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
+        state.json              step, data cursor, algorithm, schedule, configuration, versions
+        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
+                                checkpoint whole
+    checkpoints/latest          the name of the newest one
+    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
+
+A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams
+have no state: every draw is a function of its identity (sampling/noise.py). A frozen base is not saved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+import socket
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from omnirl_hpc.checkpoints.adapters import save_adapter
+from omnirl_hpc.checkpoints.files import (
+    checkpoint_path,
+    describe_files,
+    find_checkpoint,
+    find_fault,
+    read_state,
+    steps_in,
+    write_text,
+    writer,
+)
+from omnirl_hpc.config.schema import CheckpointConfig
+from omnirl_hpc.errors import CheckpointError
+from omnirl_hpc.launch.agreement import gather
+
+log = logging.getLogger(__name__)
+
+SHARDED = "optimizer"
+PROBE_BYTES = 1 << 20
+
+Manifest = dict[str, tuple[int, int]]  # file -> size in bytes, CRC-32
+
+
+@dataclass(frozen=True)
+class CheckpointContent:
+    """What goes into a checkpoint."""
+
+    step: int  # finished steps
+    adapters: dict[
+        str, dict[str, Tensor]
+    ]  # full tensors by folder: `adapter`, `ema`; empty where all weights are trained
+    sharded: dict[str, Tensor]  # of the optimizer, and all weights where these are trained
+    state: dict[str, Any]  # JSON
+    peft_config: dict[str, Any]
+    best: int | None = None  # the step whose checkpoint stays whatever its age
+
+
+class Checkpointer:
+    """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
+
+    No other job may write to the folder (RunLock): what a killed save left there is cleared away at once.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
+        self._folder = folder
+        self._config = config
+        self._rank = rank
+        # Groups of their own: the messages of a background save must mix neither with training's nor with
+        # those by which the ranks agree that it has ended.
+        timeout = timedelta(seconds=timeout_seconds)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._agreement = dist.new_group(backend="gloo", timeout=timeout)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, Future[Manifest]] | None = None
+        self._best: int | None = None
+        self._everywhere(self._tidy, "clear away what an earlier job left")
+
+    # ---------------------------------------------------------------- writing
+
+    def save(self, content: CheckpointContent) -> None:
+        """Write a checkpoint; in the background if so configured. Raises CheckpointError on every rank where
+        any failed.
+        """
+        self.wait()
+        self._best = content.best
+        what = f"write checkpoint {content.step}"
+        self._everywhere(lambda: self._prepare(content.step), what)
+        if self._config.asynchronous:
+            started: list[Future[Manifest]] = []
+            self._everywhere(lambda: started.append(self._start_writing(content)), what)
+            self._pending = content.step, started[0]
+        else:
+            self._complete(content.step, self._everywhere(lambda: self._write(content), what))
+
+    def poll(self) -> None:
+        """Complete a background save that has ended on all ranks."""
+        if self._pending is not None:
+            done = torch.tensor(int(self._pending[1].done()))
+            dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._agreement)
+            if done:
+                self.wait()
+
+    def wait(self) -> None:
+        """Complete a background save, however long it takes."""
+        if self._pending is not None:
+            (step, written), self._pending = self._pending, None
+            self._complete(step, self._everywhere(written.result, f"write checkpoint {step}"))
+
+    def _path(self, step: int) -> Path:
+        return checkpoint_path(self._folder, step)
+
+    def _temporary(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}.tmp"
+
+    def _prepare(self, step: int) -> None:
+        if self._rank == 0:
+            shutil.rmtree(self._temporary(step), ignore_errors=True)
+            self._temporary(step).mkdir(parents=True)
+
+    def _write(self, content: CheckpointContent) -> Manifest:
+        """Returns the entries of the files that this rank wrote."""
+        dcp.save(content.sharded, storage_writer=self._writer(content.step), process_group=self._group)
+        self._write_rest(content.step, content.adapters, content.state, content.peft_config)
+        return describe_files(self._temporary(content.step), self._rank)
+
+    def _start_writing(self, content: CheckpointContent) -> Future[Manifest]:
+        """The same in the background, from copies that training cannot change any more."""
+        adapters = {} if self._rank else {folder: _on_host(lora) for folder, lora in content.adapters.items()}
+        saving = dcp.async_save(
+            content.sharded, storage_writer=self._writer(content.step), process_group=self._group
+        )
+
+        def finish() -> Manifest:
+            saving.result()
+            self._write_rest(content.step, adapters, content.state, content.peft_config)
+            return describe_files(self._temporary(content.step), self._rank)
+
+        return self._background.submit(finish)
+
+    def _writer(self, step: int) -> dcp.FileSystemWriter:
+        return dcp.FileSystemWriter(self._temporary(step) / SHARDED, sync_files=True)
+
+    def _write_rest(
+        self,
+        step: int,
+        adapters: dict[str, dict[str, Tensor]],
+        state: dict[str, Any],
+        peft_config: dict[str, Any],
+    ) -> None:
+        if self._rank == 0:
+            for folder, lora in adapters.items():
+                save_adapter(self._temporary(step) / folder, lora, peft_config)
+            write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
+
+    def _complete(self, step: int, parts: list[Manifest]) -> None:
+        """All ranks have written: write the manifest, rename, move `latest`, drop the oldest."""
+        manifest = {name: entry for part in parts for name, entry in part.items()}
+        self._everywhere(lambda: self._publish(step, manifest), f"complete checkpoint {step}")
+
+    def _publish(self, step: int, manifest: Manifest) -> None:
+        if self._rank:
+            return
+        folder = self._temporary(step)
+        write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
+        self._replace(self._path(step), folder)
+        self._point("latest", step)
+        if self._best is not None:
+            self._point("best", self._best)
+        aging = [step for step in steps_in(self._folder) if step != self._best]
+        for old in aging[: -self._config.keep]:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def _replace(self, path: Path, new: Path) -> None:
+        """What is replaced is of a run that went another way, or not evaluated yet; it goes when the new one
+        is in its place.
+        """
+        old = path.with_suffix(".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _tidy(self) -> None:
+        """Clear away what a save left that failed or was killed; what `_replace` moved out of the way comes
+        back. By rank 0.
+        """
+        if self._rank:
+            return
+        for old in self._folder.glob("step_*.old"):
+            if old.with_suffix("").exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(old.with_suffix(""))
+        for partial in self._folder.glob("step_*.tmp"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _point(self, name: str, step: int) -> None:
+        write_text(self._folder / f"{name}.tmp", self._path(step).name)
+        (self._folder / f"{name}.tmp").rename(self._folder / name)
+
+    def _everywhere(self, action: Callable[[], Any], what: str) -> list[Any]:
+        """Do `action` on every rank and agree on its success, so that no rank waits for one that failed; what
+        each returned.
+        """
+        result = error = None
+        try:
+            result = action()
+        except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
+            error = f"rank {self._rank}: {self._cause(failure)}"
+        outcomes = gather((result, error), self._agreement)
+        if failed := [error for _, error in outcomes if error]:
+            self._tidy()
+            raise CheckpointError(
+                f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched"
+            )
+        return [result for result, _ in outcomes]
+
+    def _cause(self, failure: BaseException) -> str:
+        """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
+        if isinstance(failure, CheckpointException):
+            failure = _first_failure(failure)
+        text = f"{type(failure).__name__}: {_first_line(failure)}"
+        probe = self._folder / f"probe_{self._rank}.tmp"
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        except OSError as refusal:
+            return text if refusal.strerror in text else f"{refusal.strerror} ({text})"
+        finally:
+            probe.unlink(missing_ok=True)
+        return text
+
+    # ---------------------------------------------------------------- reading
+
+    def find(self) -> Path | None:
+        """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed
+        over.
+
+        Ranks share the reading, and agree. Raises ConfigError on every rank where the one asked for is not
+        there or not whole.
+        """
+        steps = [steps_in(self._folder)]
+        dist.broadcast_object_list(steps, src=0, group=self._agreement)
+        asked = self._config.resume_step
+        return find_checkpoint(
+            self._folder, asked, "checkpoint.resume_step=", steps=steps[0], fault_of=self._find_fault
+        )
+
+    def _find_fault(self, path: Path) -> str | None:
+        """Why a checkpoint is not whole, and who says so. Each file is read by one rank, its writer where
+        ranks are as many.
+        """
+        ranks = dist.get_world_size()
+        fault = find_fault(path, mine=lambda file: writer(file) % ranks == self._rank)
+        faults = gather(
+            fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}", self._agreement
+        )
+        return next((fault for fault in faults if fault), None)
+
+    def load(self, path: Path, sharded: dict[str, Tensor]) -> None:
+        """Fill `sharded` in place from a checkpoint. Later ones are put aside, and never deleted: this run
+        goes another way.
+        """
+        dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
+        dist.barrier(self._agreement)
+        if self._rank == 0:
+            step = read_state(path)["step"]
+            for later in steps_in(self._folder):
+                if later > step:
+                    self._put_aside(self._path(later))
+            self._point("latest", step)
+            best = self._folder / "best"
+            if best.exists() and not (self._folder / best.read_text()).exists():
+                best.unlink()
+
+    def _put_aside(self, path: Path) -> None:
+        numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
+        path.rename(next(name for name in numbered if not name.exists()))
+
+
+def load_weights(path: Path, transformer: nn.Module) -> None:
+    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective.
+
+    Raises CheckpointError where the two do not fit, and where the run has deleted the checkpoint meanwhile.
+    """
+    weights = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+            )
+            dcp.load(weights, checkpoint_id=path / SHARDED, no_dist=True)
+    except CheckpointException as failure:
+        raise CheckpointError(
+            f"the weights in {path} cannot be read: {_first_line(_first_failure(failure))}"
+        ) from None
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _first_failure(failure: CheckpointException) -> BaseException:
+    return next(iter(failure.failures.values()))[0]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else ""

@@ -1,0 +1,216 @@
+"""What a run must remember to go on, and when it is written down."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from omnirl_hpc import __version__
+from omnirl_hpc.actor.actor import Actor
+from omnirl_hpc.algorithms import Algorithm
+from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
+from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
+from omnirl_hpc.config.load import LoadedConfig
+from omnirl_hpc.config.resume import check_same_run
+from omnirl_hpc.data.sampler import GroupSampler
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.residency import Residency
+from omnirl_hpc.rollout.engine import RolloutEngine
+from omnirl_hpc.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+class RunState:
+    """Saves and restores actor, algorithm and data cursor. All methods are collective.
+
+    A checkpoint is always the state between two steps.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        run: RunDirectory,
+        checkpointer: Checkpointer,
+        actor: Actor,
+        engine: RolloutEngine,
+        algorithm: Algorithm,
+        sampler: GroupSampler,
+        residency: Residency,
+        timer: PhaseTimer,
+    ) -> None:
+        self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
+        self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
+        self._residency, self._timer = residency, timer
+        self.unevaluated: dict[str, Any] | None = (
+            None  # the metrics of the last step, where a stop came in its evaluation
+        )
+        self._between_steps: dict[
+            str, Any
+        ] = {}  # step, algorithm, cursor and more as of the last step boundary
+        self._best: dict[str, Any] = {"step": None, "score": -math.inf, "measure": ""}
+        self._saved: tuple[int, bool] | None = (
+            None  # what the newest checkpoint is of: its step, and whether that is evaluated
+        )
+
+    def restore(self) -> int:
+        """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in
+        an hour.
+
+        Returns the first step to do.
+        """
+        self._residency.to_actor()
+        path = self._checkpointer.find()
+        if path is None:
+            if adapter := self._loaded.config.init_adapter:
+                self._load_adapters(Path(adapter), Path(adapter))
+            step = 0
+        else:
+            step = self._load(path)
+        if dist.get_rank() == 0:
+            self._run.cut(step, metrics=step if self.unevaluated is None else step - 1)
+        self._mark(step)
+        if path is None:
+            self._save()
+        return step
+
+    def trained(self, step: int, metrics: dict[str, Any]) -> None:
+        """`step` steps are done, and the last one, which gave `metrics`, is still to be evaluated."""
+        self.unevaluated = metrics
+        self._mark(step)
+
+    def save_if_due(self, step: int) -> None:
+        """At the end of a step, when `step` steps are done."""
+        self.unevaluated = None
+        self._mark(step)
+        self._checkpointer.poll()
+        due = step % self._loaded.config.checkpoint.every == 0 or step == self._loaded.config.steps
+        if due or step == self._best["step"]:
+            self._save_with_actor_on_device()
+
+    def judge(self, step: int, score: float, measure: str) -> None:
+        """Tell the evaluation score of the state that the next `save_if_due` may save; the best so far is
+        saved, and kept.
+
+        A score by another `measure`, such as other prompts, which may change when a run goes on, says nothing
+        about this one.
+        """
+        better = measure != self._best["measure"] or score > self._best["score"]
+        if self._loaded.config.evaluation.keep_best and better:
+            self._best = {"step": step, "score": score, "measure": measure}
+
+    def give_up(self) -> None:
+        """Undo the partial step and save the state at its start; in an evaluation, the state that was to be
+        evaluated.
+        """
+        self._residency.to_actor()
+        self._actor.rollback()
+        self._save()
+        self._checkpointer.wait()
+
+    def finish(self) -> None:
+        self._checkpointer.wait()
+
+    def _mark(self, step: int) -> None:
+        """A step boundary: `give_up` comes back to this. A stop may come before the actor's first turn in a
+        step.
+        """
+        self._actor.keep()
+        self._between_steps = {
+            "step": step,
+            "algorithm": self._algorithm.state_dict(),
+            "cursor": self._sampler.cursor,
+            "best": None if self._best["step"] is None else self._best,
+            "unevaluated": self.unevaluated,
+        }
+
+    def _save_with_actor_on_device(self) -> None:
+        self._residency.to_actor()
+        self._save()
+        self._residency.to_engine()
+
+    def _save(self) -> None:
+        step, evaluated = self._between_steps["step"], self._between_steps["unevaluated"] is None
+        if self._saved == (step, evaluated):
+            return
+        with self._timer.phase("checkpoint"):
+            config = self._loaded.config
+            self._checkpointer.save(
+                CheckpointContent(
+                    step=step,
+                    adapters=self._adapters(),
+                    sharded=self._actor.sharded_state(),
+                    state={
+                        **self._between_steps,
+                        "schedule": self._actor.scheduler_state(),
+                        "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
+                        "prompts": fingerprint(config.data.prompts),
+                        "config": self._loaded.to_yaml(),
+                        "omnirl_hpc": __version__,
+                        "world_size": dist.get_world_size(),
+                    },
+                    peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                    best=self._best["step"],
+                )
+            )
+        self._saved = (step, evaluated)
+        log.info("checkpoint %d%s", step, "" if evaluated else ", not evaluated yet")
+
+    def _load(self, path: Path) -> int:
+        state = read_state(path)  # before `load`, which puts later checkpoints aside
+        check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
+        prompts = self._loaded.config.data.prompts
+        if state["prompts"] != fingerprint(prompts):
+            raise ConfigError(
+                f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
+            )
+        self._checkpointer.load(path, self._actor.sharded_state())
+        if self._loaded.config.actor.train == "lora":
+            self._load_adapters(path / "adapter", path / "ema")
+        self._actor.load_scheduler_state(state["schedule"])
+        self._algorithm.load_state_dict(state["algorithm"])
+        self._sampler.cursor = state["cursor"]
+        self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
+        best = state.get("best")
+        if (
+            best and checkpoint_path(path.parent, best["step"]).exists()
+        ):  # a better one of the way not gone may have replaced it
+            self._best = best
+        self.unevaluated = state.get("unevaluated")
+        self._saved = (state["step"], self.unevaluated is None)
+        log.info("resumed from %s", path)
+        return state["step"]
+
+    def _adapters(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint has as adapters, by folder."""
+        if self._loaded.config.actor.train == "full":
+            return {}
+        ema = self._actor.ema_state()
+        return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
+
+    def _load_adapters(self, adapter: Path, ema: Path) -> None:
+        self._actor.load_lora_state(load_adapter(adapter))
+        if self._loaded.config.actor.ema_decay is not None:
+            self._actor.load_ema_state(load_adapter(ema))
+
+
+def fingerprint(path: str) -> str:
+    """Tells one file from another without reading all of it: its size, its first and last MiB (where parquet
+    has its footer).
+    """
+    size, block = Path(path).stat().st_size, 1 << 20
+    with open(path, "rb") as file:
+        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+        digest.update(file.read(block))
+        file.seek(max(0, size - block))
+        digest.update(file.read(block))
+    return digest.hexdigest()

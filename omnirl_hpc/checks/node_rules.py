@@ -1,0 +1,116 @@
+"""The rules between settings and what is on this node: files, packages, a compiler. One function for each, as
+in rules.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
+from omnirl_hpc.checks.require import one_of, require
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.installation import is_installed
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+def compiler_is_there(config: Config, world_size: int) -> None:
+    asked = [
+        key
+        for key, value in (
+            ("rollout.compile", config.rollout.compile),
+            ("actor.compile", config.actor.compile),
+        )
+        if value
+    ]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    require(
+        not asked or compiler is not None,
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load one (module load gcc), "
+        f"set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
+    )
+
+
+def reward_packages_are_installed(config: Config, world_size: int) -> None:
+    for name, part in config.reward.parts.items():
+        missing = [
+            package for package in find_class("reward", part.name).packages if not is_installed(package)
+        ]
+        require(
+            not missing,
+            f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
+        )
+
+
+def paths_exist(config: Config, world_size: int) -> None:
+    files = {"evaluation.prompts": config.evaluation.prompts, "data.prompts": config.data.prompts}
+    folders = {
+        "run_dir": config.run_dir,
+        "model.path": config.model.path,
+        "init_adapter": config.init_adapter,
+    }
+    for key, value in (files | folders).items():
+        require(value is None or bool(value.strip()), f"{key} is empty: a shell variable that is not set?")
+        require(
+            value is None or not value.startswith("~"),
+            f"{key}={value}: ~ is not read as your home here; write $HOME",
+        )
+    model = Path(config.model.path)
+    require(
+        (model / "model_index.json").is_file(),
+        f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
+    )
+    mixed = (Path(config.run_dir) / "model_index.json").exists()
+    require(not mixed, f"run_dir={config.run_dir} holds a model: a run needs a folder of its own")
+    for key, value in files.items():
+        require(value is None or Path(value).exists(), f"{key}={value} does not exist")
+        require(value is None or Path(value).is_file(), f"{key}={value} is a folder, not a file")
+
+
+def init_adapter_fits(config: Config, world_size: int) -> None:
+    adapter, lora = config.init_adapter, config.actor.lora
+    if adapter is None:
+        return
+    require(
+        adapter_file(Path(adapter)) is not None,
+        f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
+    )
+    found = read_adapter_config(Path(adapter))
+    require(
+        (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
+        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank and actor.lora.alpha "
+        "to them",
+    )
+
+
+def trackers_are_installed(config: Config, world_size: int) -> None:
+    for name in config.logging.trackers:
+        one_of("logging.trackers", name, TRACKERS)
+        require(
+            is_installed(name),
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
+        )
+
+
+def step_to_resume_is_there(config: Config, world_size: int) -> None:
+    step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
+    if step is None:
+        return
+    there = sorted(path.name for path in folder.glob("step_*[0-9]"))
+    require(
+        f"step_{step:06d}" in there,
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: {', '.join(there) or 'none'}",
+    )
+
+
+NODE_RULES = (
+    compiler_is_there,
+    reward_packages_are_installed,
+    paths_exist,
+    init_adapter_fits,
+    trackers_are_installed,
+    step_to_resume_is_there,
+)

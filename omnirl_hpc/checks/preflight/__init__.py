@@ -1,0 +1,3 @@
+"""What can go wrong on the nodes, found in seconds: before weights are loaded, or by hand with `omnirl-hpc
+doctor`.
+"""

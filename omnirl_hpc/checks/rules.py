@@ -1,0 +1,418 @@
+"""Every rule between settings. One function for each rule; each says which keys disagree and what to change.
+
+All of them run before torch is imported. A rule that needs the number of ranks takes it from the launcher's
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from omnirl_hpc.checks.node_rules import (
+    NODE_RULES,
+    init_adapter_fits,
+    step_to_resume_is_there,
+    trackers_are_installed,
+)
+from omnirl_hpc.checks.require import one_of, require, require_class, require_settings
+from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
+from omnirl_hpc.layout import make_layout
+
+IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
+MAX_TEXT_TOKENS = 1024
+DTYPES = ("float32", "bfloat16")
+ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
+ENGINES = ("diffusers", "vllm_omni")
+
+
+def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
+    """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
+
+    files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere;
+    trains=False those that a command which only samples, on whatever number of ranks, may break.
+    """
+    left_out = (() if files else NODE_RULES) + (() if trains else TRAINING_RULES)
+    for rule in RULES:
+        if rule not in left_out:
+            rule(config, world_size)
+
+
+def counts_are_positive(config: Config, world_size: int) -> None:
+    for key, value in {
+        "steps": config.steps,
+        "timeout_seconds": config.timeout_seconds,
+        "threads_per_rank": config.threads_per_rank,
+        "data.prompts_per_step": config.data.prompts_per_step,
+        "sampling.num_inference_steps": config.sampling.num_inference_steps,
+        "rollout.micro_batch_size": config.rollout.micro_batch_size,
+        "rollout.embedding_cache_size": config.rollout.embedding_cache_size,
+        "rollout.max_log_prob_gap": config.rollout.max_log_prob_gap,
+        "actor.micro_batch_size": config.actor.micro_batch_size,
+        "actor.updates_per_step": config.actor.updates_per_step,
+        "actor.lora.rank": config.actor.lora.rank,
+        "actor.lora.alpha": config.actor.lora.alpha,
+        "evaluation.num_prompts": config.evaluation.num_prompts,
+        "evaluation.samples_per_prompt": config.evaluation.samples_per_prompt,
+        "evaluation.num_inference_steps": config.evaluation.num_inference_steps,
+        "checkpoint.every": config.checkpoint.every,
+        "checkpoint.keep": config.checkpoint.keep,
+        **{f"reward.parts.{name}.workers": part.workers for name, part in config.reward.parts.items()},
+        **{
+            f"reward.parts.{name}.timeout_seconds": part.timeout_seconds
+            for name, part in config.reward.parts.items()
+        },
+    }.items():
+        require(value > 0 and math.isfinite(value), f"{key}={value} must be a number greater than 0")
+
+
+def counts_are_not_negative(config: Config, world_size: int) -> None:
+    for key, value in {
+        "seed": config.seed,
+        "stop_before": config.stop_before,
+        "evaluation.every": config.evaluation.every,
+        "evaluation.seed": config.evaluation.seed,
+        "logging.samples_every": config.logging.samples_every,
+        "logging.samples_count": config.logging.samples_count,
+    }.items():
+        require(value >= 0, f"{key}={value} must not be negative")
+
+
+def group_has_two_samples(config: Config, world_size: int) -> None:
+    n = config.data.samples_per_prompt
+    require(
+        n >= 2,
+        f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
+    )
+
+
+def image_size_fits(config: Config, world_size: int) -> None:
+    for key, value in {"model.height": config.model.height, "model.width": config.model.width}.items():
+        require(
+            value > 0 and value % IMAGE_MULTIPLE == 0,
+            f"{key}={value} must be a multiple of {IMAGE_MULTIPLE}; the nearest is {max(IMAGE_MULTIPLE, round(value / IMAGE_MULTIPLE) * IMAGE_MULTIPLE)}",
+        )
+
+
+def choices_are_known(config: Config, world_size: int) -> None:
+    one_of("rollout.engine", config.rollout.engine, ENGINES)
+    one_of("residency", config.residency, ("swap", "resident", "auto"))
+    one_of("determinism", config.determinism, ("fast", "strict"))
+    one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
+    one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
+    one_of("rollout.dtype", config.rollout.dtype, DTYPES)
+    one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
+    one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
+    one_of("actor.train", config.actor.train, ("lora", "full"))
+    one_of("actor.dtype", config.actor.dtype, DTYPES)
+    one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
+    one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
+    one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
+
+
+def model_is_known(config: Config, world_size: int) -> None:
+    require_class("model", "model.family", config.model.family)
+
+
+def algorithm_is_known(config: Config, world_size: int) -> None:
+    require_class("algorithm", "algorithm.name", config.algorithm.name)
+    require_settings("algorithm", "algorithm.name", config.algorithm)
+
+
+def rewards_are_known(config: Config, world_size: int) -> None:
+    for name, part in config.reward.parts.items():
+        require_class("reward", f"reward.parts.{name}.name", part.name)
+        require_settings("reward", f"reward.parts.{name}.name", part)
+
+
+def text_lengths_ascend(config: Config, world_size: int) -> None:
+    lengths = config.data.text_lengths
+    require(
+        bool(lengths) and lengths[0] > 0 and all(a < b for a, b in zip(lengths, lengths[1:])),
+        f"data.text_lengths={lengths} must be positive token counts in ascending order",
+    )
+    require(
+        lengths[-1] <= MAX_TEXT_TOKENS,
+        f"data.text_lengths={lengths}: pipelines take at most {MAX_TEXT_TOKENS} tokens",
+    )
+
+
+def guidance_is_valid(config: Config, world_size: int) -> None:
+    scale = config.sampling.true_cfg_scale
+    require(scale >= 1, f"sampling.true_cfg_scale={scale} must be 1 (no guidance) or more")
+
+
+def noise_level_fits_transition(config: Config, world_size: int) -> None:
+    eta, kind = config.sampling.noise_level, config.sampling.transition
+    require(
+        eta > 0,
+        f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to train",
+    )
+    require(
+        kind != "cps" or eta <= 1,
+        f"sampling.noise_level={eta} is too large for sampling.transition=cps, whose standard deviation is "
+        "sigma' sin(eta pi/2): use 1 or less",
+    )
+
+
+def window_fits_schedule(config: Config, world_size: int) -> None:
+    steps, window = config.sampling.num_inference_steps, config.sampling.window
+    require(
+        steps >= 2,
+        f"sampling.num_inference_steps={steps}: at least 2 are needed, since the last step adds no noise",
+    )
+    last = steps - 1 if window.last is None else window.last
+    require(
+        0 <= window.first < last <= steps - 1,
+        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < last <= "
+        f"sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
+    )
+    size = last - window.first if window.size is None else window.size
+    require(
+        1 <= size <= last - window.first,
+        f"sampling.window.size={window.size} does not fit between sampling.window.first={window.first} and "
+        f"sampling.window.last={last}: use 1 to {last - window.first}",
+    )
+
+
+def layout_is_possible(config: Config, world_size: int) -> None:
+    layout = make_layout(config, rank=0, world_size=world_size)
+    prompts = config.data.prompts_per_step
+    require(
+        prompts % layout.num_replicas == 0,
+        f"data.prompts_per_step={prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
+        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+    )
+
+
+def updates_divide_the_step(config: Config, world_size: int) -> None:
+    layout = make_layout(config, rank=0, world_size=world_size)
+    prompts, updates = config.data.prompts_per_step // layout.num_replicas, config.actor.updates_per_step
+    require(
+        prompts % updates == 0,
+        f"actor.updates_per_step={updates} does not divide the {prompts} prompts of a replica "
+        f"(data.prompts_per_step={config.data.prompts_per_step} over {layout.num_replicas} replicas)",
+    )
+    samples = prompts // updates * config.data.samples_per_prompt
+    require(
+        samples % layout.replica_size == 0,
+        f"the {samples} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
+        "change data.samples_per_prompt or actor.updates_per_step",
+    )
+    share, micro = samples // layout.replica_size, config.actor.micro_batch_size
+    require(
+        share % micro == 0,
+        f"actor.micro_batch_size={micro} does not divide the {share} samples that a rank trains in one update "
+        f"(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step): use a divisor of {share}, "
+        f"such as {math.gcd(share, micro)}",
+    )
+
+
+def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    size = rollout.tensor_parallel_size * rollout.ulysses_degree * rollout.cfg_parallel_size
+    require(
+        rollout.engine != "diffusers" or size == 1,
+        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree and "
+        "rollout.cfg_parallel_size to 1",
+    )
+
+
+def diffusers_engine_has_no_options(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    for key, value, default in (
+        ("lora", rollout.lora, "adapter"),
+        ("attention", rollout.attention, "sdpa"),
+        ("compile", rollout.compile, False),
+        ("awake", list(rollout.awake), []),
+    ):
+        require(
+            rollout.engine != "diffusers" or value == default,
+            f"rollout.{key}={value} is for rollout.engine=vllm_omni: choose rollout=vllm_omni or drop it",
+        )
+
+
+def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    if rollout.engine != "vllm_omni":
+        return
+    require(
+        rollout.cfg_parallel_size in (1, 2),
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} must be 1 or 2: guidance has two branches",
+    )
+    require(
+        rollout.cfg_parallel_size == 1 or config.sampling.true_cfg_scale > 1,
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale above 1 or "
+        "rollout.cfg_parallel_size=1",
+    )
+    require(
+        rollout.attention == "sdpa" or rollout.dtype != "float32",
+        f"rollout.attention={rollout.attention} has no fp32 kernels: set rollout.dtype=bfloat16 or rollout.attention=sdpa",
+    )
+    tokens, degree = (
+        config.model.height // IMAGE_MULTIPLE * (config.model.width // IMAGE_MULTIPLE),
+        rollout.ulysses_degree,
+    )
+    require(
+        tokens % degree == 0,
+        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x {config.model.width} "
+        "image; the engine would attend over padding",
+    )
+
+
+def optimizer_is_valid(config: Config, world_size: int) -> None:
+    optimizer = config.actor.optimizer
+    for key in ("lr", "eps", "max_grad_norm"):
+        value = getattr(optimizer, key)
+        require(
+            value > 0 and math.isfinite(value), f"actor.optimizer.{key}={value} must be a positive number"
+        )
+    for key in ("weight_decay", "warmup_updates"):
+        value = getattr(optimizer, key)
+        require(value >= 0, f"actor.optimizer.{key}={value} must not be negative")
+    require(
+        len(optimizer.betas) == 2 and all(0 <= b < 1 for b in optimizer.betas),
+        f"actor.optimizer.betas={list(optimizer.betas)} must be two numbers in [0, 1)",
+    )
+
+
+def ema_decay_is_valid(config: Config, world_size: int) -> None:
+    decay = config.actor.ema_decay
+    require(
+        decay is None or 0 < decay < 1, f"actor.ema_decay={decay} must be between 0 and 1, or null for none"
+    )
+
+
+def full_training_is_possible(config: Config, world_size: int) -> None:
+    if config.actor.train != "full":
+        return
+    for key, value, off, why in (
+        (
+            "algorithm.kl_coef",
+            getattr(config.algorithm, "kl_coef", 0),
+            0,
+            "the reference is the model without its adapter",
+        ),
+        ("actor.ema_decay", config.actor.ema_decay, None, "a running mean is kept of an adapter alone"),
+        (
+            "evaluation.every",
+            config.evaluation.every,
+            0,
+            "the base that it compares with is the model without its adapter",
+        ),
+        (
+            "init_adapter",
+            config.init_adapter,
+            None,
+            "there is no adapter to start from; merge it into model.path first",
+        ),
+    ):
+        require(
+            value == off,
+            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, or actor.train=lora",
+        )
+
+
+def flow_grpo_is_valid(config: Config, world_size: int) -> None:
+    algorithm = config.algorithm
+    if not isinstance(algorithm, FlowGRPOConfig):
+        return
+    for key in ("clip_range", "advantage_clip"):
+        value = getattr(algorithm, key)
+        require(value > 0, f"algorithm.{key}={value} must be greater than 0")
+    require(algorithm.kl_coef >= 0, f"algorithm.kl_coef={algorithm.kl_coef} must not be negative")
+    one_of("algorithm.old_log_prob", algorithm.old_log_prob, ("recompute", "rollout"))
+    one_of("algorithm.advantage_std", algorithm.advantage_std, ("batch", "group", None))
+
+
+def reward_fraction_is_valid(config: Config, world_size: int) -> None:
+    value = config.reward.max_failed_fraction
+    require(0 <= value < 1, f"reward.max_failed_fraction={value} must be in [0, 1)")
+
+
+def reward_parts_are_valid(config: Config, world_size: int) -> None:
+    parts = config.reward.parts
+    require(
+        bool(parts), "reward.parts is empty: choose one by reward=NAME, or several by 'reward=[NAME,NAME]'"
+    )
+    for name, part in parts.items():
+        key = f"reward.parts.{name}"
+        require(
+            math.isfinite(part.weight) and part.weight != 0,
+            f"{key}.weight={part.weight} must be a number other than 0",
+        )
+        if isinstance(part, OcrConfig):
+            value = part.min_confidence
+            require(0 <= value <= 1, f"{key}.min_confidence={value} must be in [0, 1]")
+
+
+def evaluation_is_possible(config: Config, world_size: int) -> None:
+    evaluation = config.evaluation
+    if not evaluation.every:
+        return
+    layout = make_layout(config, rank=0, world_size=world_size)
+    require(
+        evaluation.num_prompts % layout.num_replicas == 0,
+        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
+        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+    )
+    samples = evaluation.num_prompts // layout.num_replicas * evaluation.samples_per_prompt
+    require(
+        samples % layout.replica_size == 0,
+        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
+        f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
+    )
+
+
+def attention_heads_divide(config: Config, world_size: int) -> None:
+    rollout = config.rollout
+    ranks = rollout.tensor_parallel_size * rollout.ulysses_degree
+    transformer = Path(config.model.path) / "transformer" / "config.json"
+    if ranks == 1 or not transformer.is_file():
+        return
+    heads = json.loads(transformer.read_text()).get("num_attention_heads")
+    require(
+        heads is None or heads % ranks == 0,
+        f"the {heads} attention heads of model.path={config.model.path} cannot be split over rollout.tensor_parallel_size x "
+        f"rollout.ulysses_degree = {ranks} ranks",
+    )
+
+
+RULES = (
+    counts_are_positive,
+    counts_are_not_negative,
+    group_has_two_samples,
+    image_size_fits,
+    choices_are_known,
+    model_is_known,
+    algorithm_is_known,
+    rewards_are_known,
+    text_lengths_ascend,
+    guidance_is_valid,
+    noise_level_fits_transition,
+    window_fits_schedule,
+    layout_is_possible,
+    updates_divide_the_step,
+    diffusers_engine_is_one_rank,
+    diffusers_engine_has_no_options,
+    vllm_omni_engine_is_possible,
+    optimizer_is_valid,
+    ema_decay_is_valid,
+    full_training_is_possible,
+    flow_grpo_is_valid,
+    reward_fraction_is_valid,
+    reward_parts_are_valid,
+    evaluation_is_possible,
+    attention_heads_divide,
+    *NODE_RULES,
+)
+
+TRAINING_RULES = (
+    algorithm_is_known,
+    layout_is_possible,
+    updates_divide_the_step,
+    init_adapter_fits,
+    step_to_resume_is_there,
+    trackers_are_installed,
+)

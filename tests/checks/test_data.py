@@ -1,0 +1,117 @@
+"""Prompt tables that lack what a reward or an evaluation needs."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
+from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.errors import DataError
+
+NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")
+INDIFFERENT = RewardPartConfig("tests.rewards.scripted:Scripted")
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(*parts: RewardPartConfig, **columns) -> None:
+        file = tmp_path / "t.parquet"
+        pq.write_table(pa.table(columns), file, row_group_size=2)
+        rewards = RewardConfig({str(i): part for i, part in enumerate(parts)})
+        check_prompts(Config(data=DataConfig(prompts=str(file)), algorithm=FlowGRPOConfig(), reward=rewards))
+
+    return run
+
+
+def test_a_complete_table(check):
+    check(INDIFFERENT, NEEDING, prompt=["a", "b", "c"], target=["A", "B", "C"])
+
+
+def test_rows_without_a_target_are_named(check):
+    with pytest.raises(
+        DataError, match=r"`target`, and 3 of 5 rows of \S+t.parquet have no target: rows 1, 3, 4\. Fill them"
+    ):
+        check(INDIFFERENT, NEEDING, prompt=["a", "b", "c", "d", "e"], target=["A", None, "C", "", "  "])
+
+
+def test_a_table_without_the_column_names_the_first_rows(check):
+    with pytest.raises(
+        DataError, match=r"and 20 of 20 rows .* have no target: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\."
+    ):
+        check(NEEDING, prompt=["a"] * 20)
+
+
+def test_rows_without_a_prompt_are_named(check):
+    with pytest.raises(
+        DataError, match=r"^2 of 5 rows of \S+t.parquet have no prompt: rows 2, 4\. Fill them"
+    ):
+        check(INDIFFERENT, prompt=["a", "b", None, "d", " "])
+
+
+def test_who_needs_no_targets_may_lack_them(check):
+    check(INDIFFERENT, prompt=["a", "b"])
+
+
+def test_the_table_of_evaluation_is_asked_too(tmp_path):
+    tables = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "held_out")}
+    pq.write_table(pa.table({"prompt": ["a"], "target": ["A"]}), tables["train"])
+    pq.write_table(pa.table({"prompt": ["a"]}), tables["held_out"])
+    config = Config(
+        data=DataConfig(prompts=tables["train"]),
+        algorithm=FlowGRPOConfig(),
+        reward=RewardConfig({"ocr": NEEDING}),
+    )
+    check_prompts(config)
+    config.evaluation.prompts = tables["held_out"]
+    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have no target"):
+        check_prompts(config)
+
+
+def count_bytes(text: str) -> int:
+    """A tokenizer of one token a byte, within a template of 3 tokens, for a model that takes 40."""
+    if 3 + len(text.encode()) > 40:
+        raise DataError("too long for the model")
+    return 3 + len(text.encode())
+
+
+class TestLengths:
+    """Padded widths of 8 and 16: with a token of padding and the template, 12 bytes fit."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        file, columns = (
+            tmp_path / "t.parquet",
+            {"prompt": ["x" * 12, "é" * 7, "x" * 99, "x" * 12], "negative_prompt": [None] * 4},
+        )
+        pq.write_table(pa.table(columns), file, row_group_size=2)
+        return Config(data=DataConfig(prompts=str(file), text_lengths=[8, 16]), algorithm=FlowGRPOConfig())
+
+    def test_rows_that_are_too_long_are_named(self, config):
+        with pytest.raises(
+            DataError,
+            match=r"^2 of 4 rows of \S+t.parquet have a prompt of 16 tokens or more: rows 1, 2\. Shorten",
+        ):
+            check_prompt_lengths(config, count_bytes)
+
+    def test_a_wider_text_length_or_fewer_tokens_cure_it(self, config):
+        check_prompt_lengths(config, lambda text: 3 + len(text) // 10)
+        config.data.text_lengths = [128]
+        check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+
+    def test_negative_prompts_count_where_there_is_guidance(self, config, tmp_path):
+        pq.write_table(
+            pa.table({"prompt": ["x", "y"], "negative_prompt": ["z", "z" * 13]}), tmp_path / "t.parquet"
+        )
+        with pytest.raises(
+            DataError, match=r"1 of 2 rows .* have a negative_prompt of 16 tokens or more: rows 1\."
+        ):
+            check_prompt_lengths(config, count_bytes)
+        config.sampling.true_cfg_scale = 1.0
+        check_prompt_lengths(config, count_bytes)
+
+    def test_the_negative_prompt_of_all_rows(self, config):
+        config.data.text_lengths, config.data.negative_prompt = [128], "z" * 200
+        with pytest.raises(DataError, match="^data.negative_prompt has 128 tokens or more"):
+            check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
