@@ -33,6 +33,8 @@ class RunDirectory:
         self.logs = self.path / "log"
         self.checkpoints = self.path / "checkpoints"
         self.evaluation = self.path / "evaluation"
+        self.tracked = self.path / "tracked.json"
+        self.returned = self.path / "returned.json"
 
     def require_run(self) -> None:
         """Raise ConfigError where the folder holds no run."""
@@ -47,8 +49,17 @@ class RunDirectory:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
         is.
         """
-        if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
-            check_same_run(self.config.read_text(), config_yaml, str(self.path))
+        try:
+            if not any(name.startswith("step_") for name in os.listdir(self.checkpoints)):
+                return  # a start that failed binds nobody
+            saved_yaml = self.config.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={self.path}: {error.filename} cannot be read ({error.strerror})"
+            ) from None
+        check_same_run(saved_yaml, config_yaml, str(self.path))
 
     def create(self) -> None:
         """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written to."""
@@ -85,9 +96,30 @@ class RunDirectory:
             file.write(json.dumps(values, allow_nan=False) + "\n")
 
     def last_step(self) -> int:
-        """The last one in metrics.jsonl; -1 where there is none."""
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        """The last one in metrics.jsonl; -1 where there is none. Raises ConfigError where it cannot be read."""
+        try:
+            lines = self.metrics.read_text().splitlines()
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            raise ConfigError(f"{self.metrics} cannot be read ({error.strerror})") from None
         return max((int(step) for step in map(_step_of, lines) if step < math.inf), default=-1)
+
+    def last_step_tracked(self) -> int:
+        """The last step that trackers were told of; -1 where there is none. Rank 0 only."""
+        return _read_note(self.tracked).get("step", -1)
+
+    def note_step_tracked(self, step: int) -> None:
+        """Before they are told: a gap is better than a step that is there twice. Rank 0 only."""
+        _replace(self.tracked, json.dumps({"step": step}))
+
+    def has_returned(self, job: str, step: int) -> bool:
+        """Whether a Slurm job has already gone back to the step that it was submitted to go back to."""
+        return _read_note(self.returned) == {"job": job, "step": step}
+
+    def note_return(self, job: str, step: int) -> None:
+        """Rank 0 only."""
+        _replace(self.returned, json.dumps({"job": job, "step": step}))
 
     def log_to_file(self, rank: int, world_size: int) -> None:
         """Send this rank's log records to log/rank_N.log, and rank 0's warnings to the screen too."""
@@ -120,6 +152,15 @@ def _replace(path: Path, text: str) -> None:
     with writing(path):
         temporary.write_text(text)
         temporary.replace(path)
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def _step_of(line: str) -> float:

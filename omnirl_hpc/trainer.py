@@ -5,6 +5,7 @@ room.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
+from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
+from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -73,6 +76,7 @@ class Trainer:
         timer: PhaseTimer,
         stop: StopFlag,
         trackers: Trackers,
+        checkpointer: Checkpointer,
     ) -> None:
         config = self.config = loaded.config
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
@@ -100,7 +104,6 @@ class Trainer:
             self.evaluator = Evaluator(
                 config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation
             )
-        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
             loaded,
             run,
@@ -113,9 +116,11 @@ class Trainer:
             timer,
         )
 
-    def train(self) -> StopReason:
-        """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
-        first = self.state.restore()
+    def train(self, start: Path | None) -> StopReason:
+        """All steps that are left, from the checkpoint `start` or the beginning. Returns why it stopped
+        early, or NONE; everything is saved either way.
+        """
+        first = self.state.restore(start)
         if first and self.layout.rank == 0:
             complete = first == self.config.steps and self.state.unevaluated is None
             further = "; the run is complete, and a greater steps=N takes it further" if complete else ""
@@ -175,17 +180,21 @@ class Trainer:
         return self.report(step, metrics, scored)
 
     def finish_step(self, metrics: dict[str, float]) -> None:
-        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation costs the
-        evaluation alone.
+        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation, and a
+        result that cannot be written, cost the evaluation alone.
         """
-        done = int(metrics["step"]) + 1
-        if self.evaluation_is_due(done):
-            self.state.trained(done, metrics)
-            with self.timer.phase("evaluation"):
-                scores = self.evaluate(done)
-            metrics = self.timed(metrics | scores)
-        if self.layout.rank == 0:
-            self.run.append_metrics(metrics)
+        done, trained = int(metrics["step"]) + 1, metrics
+        try:
+            if self.evaluation_is_due(done):
+                self.state.trained(done, trained)
+                with self.timer.phase("evaluation"):
+                    scores = self.evaluate(done)
+                metrics = self.timed(trained | scores)
+            together(lambda: self.layout.rank or self.run.append_metrics(metrics), OutputError)
+        except OutputError:
+            self.state.trained(done, trained)
+            self.state.give_up()
+            raise
         self.progress.show(metrics)
         self.trackers.log(metrics)
         self.state.save_if_due(done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from torch import Tensor
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.adapters import load_adapter, load_adapter_scaled
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
+from omnirl_hpc.launch.agreement import gather, together
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import peft_config
 from omnirl_hpc.residency import Residency
@@ -28,6 +30,27 @@ from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
+
+
+def find_start(run: RunDirectory, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint that a run goes on from; None where its folder holds no run yet. Collective.
+
+    Raises ResumeError where the folder holds a run that has no whole checkpoint, or one that a rank cannot
+    read: starting over would erase what may still be saved. Nothing has been changed by then.
+    """
+    try:
+        path = checkpointer.find()
+        step = together(lambda: run.last_step() if dist.get_rank() == 0 else -1, ConfigError)
+        if path is None and gather(step)[0] >= 0:
+            raise ConfigError(
+                f"{run.checkpoints} has no checkpoint, and {run.metrics} has the metrics of a run"
+            )
+    except ConfigError as error:
+        raise ResumeError(
+            f"run_dir={run.path} holds a run that cannot go on: {error}; nothing was changed there: mend it, go back "
+            "with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
+        ) from None
+    return path
 
 
 class RunState:
@@ -62,22 +85,24 @@ class RunState:
             None  # what the newest checkpoint is of: its step, and whether that is evaluated
         )
 
-    def restore(self) -> int:
-        """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in
-        an hour.
+    def restore(self, path: Path | None) -> int:
+        """Go on from the checkpoint that `find_start` found, or start, writing a first one: a full quota
+        shows now and not in an hour.
 
         Returns the first step to do.
         """
         self._residency.to_actor()
-        path = self._checkpointer.find()
         if path is None:
-            if adapter := self._loaded.config.init_adapter:
-                self._load_adapters(Path(adapter), Path(adapter))
+            if self._loaded.config.init_adapter:
+                self._start_from(Path(self._loaded.config.init_adapter))
             step = 0
         else:
             step = self._load(path)
         if dist.get_rank() == 0:
             self._run.cut(step, metrics=step if self.unevaluated is None else step - 1)
+            asked, job = self._loaded.config.checkpoint.resume_step, os.environ.get("SLURM_JOB_ID")
+            if asked is not None and job is not None:
+                self._run.note_return(job, asked)
         self._mark(step)
         if path is None:
             self._save()
@@ -166,7 +191,8 @@ class RunState:
         log.info("checkpoint %d%s", step, "" if evaluated else ", not evaluated yet")
 
     def _load(self, path: Path) -> int:
-        state = read_state(path)  # before `load`, which puts later checkpoints aside
+        # before `load`, which puts later checkpoints aside
+        state = together(lambda: read_state(path), CheckpointError)
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
@@ -197,10 +223,16 @@ class RunState:
         ema = self._actor.ema_state()
         return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
 
-    def _load_adapters(self, adapter: Path, ema: Path) -> None:
-        self._actor.load_lora_state(load_adapter(adapter))
+    def _start_from(self, adapter: Path) -> None:
+        lora = together(lambda: load_adapter_scaled(adapter, self._loaded.config.actor.lora), CheckpointError)
+        self._actor.load_lora_state(lora)
         if self._loaded.config.actor.ema_decay is not None:
-            self._actor.load_ema_state(load_adapter(ema))
+            self._actor.load_ema_state(lora)
+
+    def _load_adapters(self, adapter: Path, ema: Path) -> None:
+        self._actor.load_lora_state(together(lambda: load_adapter(adapter), CheckpointError))
+        if self._loaded.config.actor.ema_decay is not None:
+            self._actor.load_ema_state(together(lambda: load_adapter(ema), CheckpointError))
 
 
 def fingerprint(path: str) -> str:

@@ -12,6 +12,7 @@ from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapte
 from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.installation import is_installed
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -78,11 +79,13 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
         adapter_file(Path(adapter)) is not None,
         f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
     )
-    found = read_adapter_config(Path(adapter))
+    try:
+        rank = read_adapter_config(Path(adapter), assumed=lora)["r"]
+    except ConfigError as error:
+        raise ConfigError(f"init_adapter={adapter}: {error}") from None
     require(
-        (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
-        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank and actor.lora.alpha "
-        "to them",
+        rank == lora.rank,
+        f"init_adapter={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: set actor.lora.rank={rank}",
     )
 
 

@@ -50,14 +50,13 @@ def run(overrides: Sequence[str]) -> None:
     identity = find_identity()
     with rank_0_speaks_first(identity):
         loaded = load_config(overrides)
-        if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-            loaded.config.checkpoint.resume_step = (
-                None  # meant for the job's first start; a requeued job goes on where it was
-            )
+        run_directory = RunDirectory(loaded.config.run_dir)
+        settings = loaded.config.checkpoint
+        if run_directory.has_returned(os.environ.get("SLURM_JOB_ID", ""), settings.resume_step):
+            settings.resume_step = None  # a requeued job goes on where it was
         check(loaded.config, identity.world_size)
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
-        run_directory = RunDirectory(loaded.config.run_dir)
         run_directory.check_same_run(loaded.to_yaml())
         check_prompts(loaded.config)
         lock = RunLock(run_directory.path, job_name(identity))
@@ -101,6 +100,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     if config.determinism == "strict":
         enable_strict()
     prepare_process(config.threads_per_rank)
+    from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+    from omnirl_hpc.checkpoints.run_state import find_start
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
@@ -119,6 +120,10 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
         with rank_0_speaks_first(identity):
             findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
             why = settle_residency(config, layout, device) if config.residency == "auto" else ""
+            checkpointer = Checkpointer(
+                run_directory.checkpoints, config.checkpoint, identity.rank, config.timeout_seconds
+            )
+            start = find_start(run_directory, checkpointer)
         if identity.rank == 0:
             for finding in findings:
                 level = logging.WARNING if finding.level == WARNING else logging.INFO
@@ -133,8 +138,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             )
         trainer = None
         try:
-            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
-            reason = trainer.train()
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers, checkpointer)
+            reason = trainer.train(start)
             # not after an error: taking leave of ranks that are stuck would only delay the end
             trainer.engine.close()
         except OmniRLError as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import gather, together
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
@@ -156,10 +155,10 @@ class Evaluator:
         self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
     ) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": checksum}
-        result = [read_result(folder) if self._layout.rank == 0 else None]
-        dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
-        if result[0] is not None and result[0]["settings"] == settings:
-            return result[0]
+        # what rank 0 sees of a shared folder, all go by
+        result = gather(together(lambda: None if self._layout.rank else read_result(folder), OutputError))[0]
+        if result is not None and result["settings"] == settings:
+            return result
         batch = roll_out(
             self._engine,
             self._rewards,

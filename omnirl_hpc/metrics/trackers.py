@@ -40,7 +40,7 @@ class Trackers:
         self._open: dict[str, tuple[Log, Close]] = {}
         # A run that was killed makes again what it did since its checkpoint. One that was sent back makes
         # something else.
-        self._known = run.last_step() if config.checkpoint.resume_step is None else -1
+        self._known = run.last_step_tracked() if config.checkpoint.resume_step is None else -1
 
     def __enter__(self) -> Trackers:
         for name in self._names:
@@ -61,6 +61,8 @@ class Trackers:
         step = int(metrics["step"])
         if step <= self._known:
             return
+        if self._open:
+            self._run.note_step_tracked(step)
         values = {name: value for name, value in metrics.items() if name != "step"}
         for name, (log, _) in list(self._open.items()):
             self._try(name, log, step, values)
