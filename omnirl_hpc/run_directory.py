@@ -77,15 +77,19 @@ class RunDirectory:
         )
 
     def cut(self, step: int, metrics: int) -> None:
-        """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
+        """Take out what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
         lines. Rank 0 only.
 
-        It will be written again.
+        It will be written again, or another way; until then abandoned_metrics.jsonl has it.
         """
         for path, end in ((self.metrics, metrics), (self.hashes, step), (self.samples / "index.jsonl", step)):
             if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) < end]
-                _replace(path, "".join(line + "\n" for line in kept))
+                lines = path.read_text().splitlines()
+                if taken_out := [line for line in lines if _step_of(line) >= end]:
+                    aside = path.with_name(f"abandoned_{path.name}")
+                    with writing(aside), aside.open("a") as file:
+                        file.writelines(line + "\n" for line in taken_out)
+                _replace(path, "".join(line + "\n" for line in lines if _step_of(line) < end))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""

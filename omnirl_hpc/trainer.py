@@ -23,7 +23,7 @@ from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import by_rank_0
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -190,7 +190,7 @@ class Trainer:
                 with self.timer.phase("evaluation"):
                     scores = self.evaluate(done)
                 metrics = self.timed(trained | scores)
-            together(lambda: self.layout.rank or self.run.append_metrics(metrics), OutputError)
+            by_rank_0(lambda: self.run.append_metrics(metrics), OutputError)
         except OutputError:
             self.state.trained(done, trained)
             self.state.give_up()

@@ -50,7 +50,7 @@ from omnirl_hpc.checkpoints.files import (
 )
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.launch.agreement import gather, together
+from omnirl_hpc.launch.agreement import by_rank_0, gather
 from omnirl_hpc.sharded_files import TensorFileReader, describe, reading
 
 log = logging.getLogger(__name__)
@@ -276,8 +276,7 @@ class Checkpointer:
         Ranks share the reading, and agree. Raises ConfigError on every rank where the one asked for is not
         there or not whole, where there are some and none is whole, and where a rank is refused the reading.
         """
-        steps = together(lambda: steps_in(self._folder) if self._rank == 0 else [], ConfigError)
-        steps = gather(steps, self._agreement)[0]
+        steps = by_rank_0(lambda: steps_in(self._folder), ConfigError)
         asked = self._config.resume_step
         return find_checkpoint(
             self._folder, asked, "checkpoint.resume_step=", steps=steps, fault_of=self._find_fault

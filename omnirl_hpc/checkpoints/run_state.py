@@ -22,7 +22,7 @@ from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
-from omnirl_hpc.launch.agreement import gather, together
+from omnirl_hpc.launch.agreement import by_rank_0, together
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import peft_config
 from omnirl_hpc.residency import Residency
@@ -40,8 +40,7 @@ def find_start(run: RunDirectory, checkpointer: Checkpointer) -> Path | None:
     """
     try:
         path = checkpointer.find()
-        step = together(lambda: run.last_step() if dist.get_rank() == 0 else -1, ConfigError)
-        if path is None and gather(step)[0] >= 0:
+        if path is None and by_rank_0(run.last_step, ConfigError) >= 0:
             raise ConfigError(
                 f"{run.checkpoints} has no checkpoint, and {run.metrics} has the metrics of a run"
             )

@@ -73,8 +73,8 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
     unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then,
     and need not be here: its settings are left out but for those that every class has.
 
-    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made
-    its choices.
+    Raises ConfigError as `load_config` does, where `overrides` choose a file of a group, since the run has
+    made its choices, and where a class of the user's own would come out of the run's folder.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
@@ -107,8 +107,10 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
             for key in values.keys() - {field.name for field in fields(kind)}:
                 del values[key]
         else:
+            _refuse_code_of_run(group, name, file.parent)
             kind = settings_class(group, name)
         _store(group, name, choice, part, kind)
+    _refuse_code_of_run("model", saved.get("model", {}).get("family", ""), file.parent)
     typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
     ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
     return _load("saved_run", overrides)
@@ -224,6 +226,15 @@ def _refuse_added_keys(config: DictConfig, prefix: str = "") -> None:
             raise ConfigError(_unknown(prefix + str(name)))
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
             _refuse_added_keys(config[name], f"{prefix}{name}.")
+
+
+def _refuse_code_of_run(group: str, name: str, run: Path) -> None:
+    """A run may be another user's. Python looks for modules in the working directory, too."""
+    if is_import_path(name) and Path.cwd().is_relative_to(run.resolve()):
+        raise ConfigError(
+            f"{group}={name}: {run} names a class that is not ours, and Python would take it from there: "
+            "use another working directory"
+        )
 
 
 def _first_line(error: BaseException) -> str:

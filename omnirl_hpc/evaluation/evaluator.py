@@ -19,7 +19,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import gather, together
+from omnirl_hpc.launch.agreement import by_rank_0, together
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
@@ -156,7 +156,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": checksum}
         # what rank 0 sees of a shared folder, all go by
-        result = gather(together(lambda: None if self._layout.rank else read_result(folder), OutputError))[0]
+        result = by_rank_0(lambda: read_result(folder), OutputError)
         if result is not None and result["settings"] == settings:
             return result
         batch = roll_out(

@@ -436,7 +436,15 @@ def save_and_find_on_two_ranks(folder) -> dict:
     if rank == 0:
         flip(folder / "step_000002/optimizer/__1_0.distcp")
     dist.barrier()
-    return result | {"found when torn": checkpointer.find(), "said": said}
+    result |= {"found when torn": checkpointer.find(), "said": list(said)}
+    checkpoint_files.crc = lambda path: refuse_reading() if rank else 0  # torn for one, closed to the other
+    with pytest.raises(ConfigError) as refused:
+        checkpointer.find()
+    return result | {"refused": str(refused.value)}
+
+
+def refuse_reading():
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
@@ -459,6 +467,11 @@ def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
         assert (
             f"step_000002 is not whole ({fault}, says rank 1 on {socket.gethostname()}): going back" in line
         )
+    assert first["refused"] == second["refused"]
+    assert (
+        f"{torn} has optimizer/__1_0.distcp, which cannot be read (Input/output error), says rank 1 on "
+        in first["refused"]
+    )
     # on another number of ranks
     assert make(tmp_path).find() == step
     loaded = {name: torch.zeros(4, 2) for name in NAMES}
