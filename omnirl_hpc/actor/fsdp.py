@@ -26,7 +26,7 @@ from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, ConfigError, NonFiniteError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 

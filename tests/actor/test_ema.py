@@ -10,7 +10,7 @@ import torch
 from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 DECAY = 0.75
