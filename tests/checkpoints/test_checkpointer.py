@@ -413,7 +413,7 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
-    lora, optimizer = actor.lora_state(), actor.optimizer_state()
+    lora, optimizer = dict(actor.weights()), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
     checkpointer.save(
         CheckpointContent(
