@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
 from omnirl_hpc.launch.agreement import by_rank_0, together
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.lora import peft_config
-from omnirl_hpc.residency import Residency
+from omnirl_hpc.policies import label
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -90,10 +91,11 @@ class RunState:
 
         Returns the first step to do.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         if path is None:
-            if self._loaded.config.init_adapter:
-                self._start_from(Path(self._loaded.config.init_adapter))
+            if adapter := self._loaded.config.init_adapter:
+                lora = self._loaded.config.actor.lora
+                self._load_adapters(lambda policy: load_adapter_scaled(Path(adapter), lora))
             step = 0
         else:
             step = self._load(path)
@@ -136,7 +138,7 @@ class RunState:
         """Undo the partial step and save the state at its start; in an evaluation, the state that was to be
         evaluated.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._actor.rollback()
         self._save()
         self._checkpointer.wait()
@@ -158,9 +160,9 @@ class RunState:
         }
 
     def _save_with_actor_on_device(self) -> None:
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._save()
-        self._residency.to_engine()
+        self._residency.give_to(ROLLOUT)
 
     def _save(self) -> None:
         step, evaluated = self._between_steps["step"], self._between_steps["unevaluated"] is None
@@ -182,7 +184,7 @@ class RunState:
                         "omnirl_hpc": __version__,
                         "world_size": dist.get_world_size(),
                     },
-                    peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                    peft_config=self._actor.adapter_config,
                     best=self._best["step"],
                 )
             )
@@ -199,8 +201,7 @@ class RunState:
                 f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
             )
         self._checkpointer.load(path, self._actor.sharded_state())
-        if self._loaded.config.actor.train == "lora":
-            self._load_adapters(path / "adapter", path / "ema")
+        self._load_adapters(lambda policy: load_adapter(path / label(policy)))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
@@ -216,22 +217,17 @@ class RunState:
         return state["step"]
 
     def _adapters(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint has as adapters, by folder."""
-        if self._loaded.config.actor.train == "full":
-            return {}
-        ema = self._actor.ema_state()
-        return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
+        """What a checkpoint has as adapters, by folder: one for each policy."""
+        return {label(policy): dict(self._actor.weights(policy)) for policy in self._adapted()}
 
-    def _start_from(self, adapter: Path) -> None:
-        lora = together(lambda: load_adapter_scaled(adapter, self._loaded.config.actor.lora), CheckpointError)
-        self._actor.load_lora_state(lora)
-        if self._loaded.config.actor.ema_decay is not None:
-            self._actor.load_ema_state(lora)
+    def _load_adapters(self, read: Callable[[str], dict[str, Tensor]]) -> None:
+        """read: a policy's adapter, on every rank."""
+        for policy in self._adapted():
+            self._actor.load(policy, together(lambda: read(policy), CheckpointError))
 
-    def _load_adapters(self, adapter: Path, ema: Path) -> None:
-        self._actor.load_lora_state(together(lambda: load_adapter(adapter), CheckpointError))
-        if self._loaded.config.actor.ema_decay is not None:
-            self._actor.load_ema_state(together(lambda: load_adapter(ema), CheckpointError))
+    def _adapted(self) -> tuple[str, ...]:
+        """The policies that are adapters; all others are among the actor's sharded tensors."""
+        return () if self._actor.adapter_config is None else self._actor.policies
 
 
 def fingerprint(path: str) -> str:

@@ -22,10 +22,13 @@ from omnirl_hpc.checkpoints.files import find_fault
 from omnirl_hpc.checkpoints.run_state import RunState, find_start, fingerprint
 from omnirl_hpc.errors import ConfigError, ResumeError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, EMA, OLD, Blend
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.noise import standard_normal
 from tests.helpers import ALONE, CPU, load_small, one_rank_group
+
+POLICIES = (CURRENT, OLD, EMA)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,10 +50,10 @@ class Job:
         loaded = load_small(tiny_model, prompts, run_dir, *settings, *overrides)
         config, self.run = loaded.config, RunDirectory(run_dir)
         self.run.create()
-        self.actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
+        self.actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU, (OLD, EMA))
         self.engine, self.sampler = SimpleNamespace(micro_batch_size=2), SimpleNamespace(cursor=0)
         self.algorithm = Remembering()
-        residency = SimpleNamespace(to_actor=lambda: None, to_engine=lambda: None)
+        residency = SimpleNamespace(give_to=lambda side: None)
         checkpointer = Checkpointer(self.run.checkpoints, config.checkpoint, rank=0, timeout_seconds=60.0)
         self.start = find_start(self.run, checkpointer)
         self.state = RunState(
@@ -74,13 +77,18 @@ class Job:
             gradient = standard_normal(parameter.shape, 0, name)
             parameter.grad = torch.zeros_like(parameter)
             parameter.grad.to_local().copy_(gradient)
-        return self.actor.apply_gradients()
+        result = self.actor.apply_gradients()
+        self.actor.blend(Blend(EMA, 0.9))
+        self.actor.blend(Blend(OLD, 0.5))
+        return result
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The adapter, its running mean and the optimizer's state, by name."""
+        """The adapters of all policies and the optimizer's state, by name."""
+        adapters = {
+            f"{policy} {name}": t.clone() for policy in POLICIES for name, t in self.actor.weights(policy)
+        }
         return {
-            **{f"adapter {name}": tensor.clone() for name, tensor in self.actor.trained()},
-            **{f"ema {name}": tensor.clone() for name, tensor in self.actor.ema_state().items()},
+            **adapters,
             **{f"optimizer {name}": tensor.clone() for name, tensor in self.actor.full_optimizer_state()},
         }
 
@@ -120,10 +128,9 @@ def test_everything_comes_back(job):
     assert second.restore() == 3
     loaded = second.tensors()
     assert loaded.keys() == saved.keys() and all(torch.equal(loaded[name], saved[name]) for name in saved)
-    pairs = [
-        (t, loaded["ema" + name.removeprefix("adapter")]) for name, t in loaded.items() if "adapter" in name
-    ]
-    assert not any(torch.equal(adapter, mean) for adapter, mean in pairs if adapter.any())
+    for name in (name.removeprefix("current ") for name in loaded if name.startswith("current ")):
+        current, old, mean = (loaded[f"{policy} {name}"] for policy in POLICIES)  # no two are the same file's
+        assert not (torch.equal(current, old) or torch.equal(current, mean) or torch.equal(old, mean))
     assert second.engine.micro_batch_size == 1  # what fitted into memory
     assert second.sampler.cursor == 12
     assert second.algorithm.seen == 3
