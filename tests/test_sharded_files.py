@@ -69,9 +69,8 @@ def test_a_command_in_the_metadata_is_refused(folder, tmp_path, call, named):
     assert mark.exists()  # torch's own reader would have run it
     mark.unlink()
     (folder / ".metadata").write_bytes(hostile)
-    with pytest.raises(
-        CheckpointError, match=f"{folder} cannot be read: RefusedError: .*asks for {named}, which"
-    ):
+    (folder / "__0.metadata").write_bytes(hostile)  # where torch looks next
+    with pytest.raises(CheckpointError, match=f"{folder} cannot be read: .*metadata asks for {named}, which"):
         load(folder)
     assert not mark.exists()
 
@@ -83,7 +82,9 @@ def test_a_command_in_an_entry_that_is_no_tensor_is_refused(folder, tmp_path):
     metadata.state_dict_metadata["a"] = BytesStorageMetadata()
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     (folder / "__0_0.distcp").write_bytes(pickle.dumps(Command(os.system, (f"touch {mark}",))))
-    with pytest.raises(CheckpointError, match="RefusedError: .*BytesStorageMetadata"):
+    with pytest.raises(
+        CheckpointError, match="asks for torch.distributed.checkpoint.metadata.BytesStorageMetadata, which"
+    ):
         load(folder)
     assert not mark.exists()
 
@@ -93,7 +94,7 @@ def test_files_elsewhere_are_refused(folder):
     for stored in metadata.storage_data.values():
         stored.relative_path = "../other"
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match="RefusedError: .*the file ../other, which is not beside it"):
+    with pytest.raises(CheckpointError, match="names the file ../other, which is not beside it"):
         load(folder)
 
 
@@ -110,7 +111,9 @@ def test_exported_weights_are_read_so(tmp_path):
     dcp.save(dict(module.named_parameters()), checkpoint_id=tmp_path / "step/optimizer", no_dist=True)
     load_weights(tmp_path / "step", module)
     (tmp_path / "step/optimizer/.metadata").write_bytes(pickle.dumps(Command(os.system, (f"touch {mark}",))))
-    with pytest.raises(CheckpointError, match="the weights in .* cannot be read: RefusedError"):
+    with pytest.raises(
+        CheckpointError, match="the weights in .* cannot be read: .*asks for posix.system, which"
+    ):
         load_weights(tmp_path / "step", module)
     assert not mark.exists()
 
@@ -121,5 +124,11 @@ def test_no_other_reader_of_pickles_is_used():
     for file in package.rglob("*.py"):
         text = file.read_text()
         if file.name != "sharded_files.py":
-            for word in ("pickle", "torch.load(", "FileSystemReader(", "checkpoint_id=", "allow_pickle"):
+            for word in (
+                "import pickle",
+                "torch.load(",
+                "FileSystemReader(",
+                "checkpoint_id=",
+                "allow_pickle",
+            ):
                 assert word not in text.replace("TensorFileReader(", ""), f"{file}: {word}"

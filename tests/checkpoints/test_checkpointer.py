@@ -275,7 +275,7 @@ def test_older_ones_go_when_the_new_one_is_in_its_place(saved, monkeypatch):
     rename, seen = Path.rename, []
 
     def watched(path, target):
-        if path.suffix == ".tmp":
+        if path.suffix == ".tmp" and path.parent == folder:
             whole = [step for step in (1, 2, 3) if find_fault(folder / f"step_00000{step}") is None]
             new = folder / f"step_000004{'.tmp' if Path(target).name == 'step_000004' else ''}"
             seen.append((Path(target).name, whole, find_fault(new), (folder / "latest").read_text()))
