@@ -62,7 +62,9 @@ class RunDirectory:
         check_same_run(saved_yaml, config_yaml, str(self.path))
 
     def create(self) -> None:
-        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written to."""
+        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be
+        written to.
+        """
         try:
             for folder in (self.path, self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,9 @@ class RunDirectory:
                 _replace(path, "".join(line + "\n" for line in lines if _step_of(line) < end))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
+        """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not
+        JSON.
+        """
         values = {
             name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()
         }
@@ -100,7 +104,9 @@ class RunDirectory:
             file.write(json.dumps(values, allow_nan=False) + "\n")
 
     def last_step(self) -> int:
-        """The last one in metrics.jsonl; -1 where there is none. Raises ConfigError where it cannot be read."""
+        """The last one in metrics.jsonl; -1 where there is none. Raises ConfigError where it cannot be
+        read.
+        """
         try:
             lines = self.metrics.read_text().splitlines()
         except FileNotFoundError:
@@ -146,7 +152,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}: make room or regain access there; the same command goes on"
+            f"{path} cannot be written: {error.strerror or error}: make room or regain access there; "
+            "the same command goes on"
         ) from None
 
 

@@ -56,7 +56,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class TensorFileReader(FileSystemReader):
-    """Torch's reader for folders that hold tensors alone. The tensors' own files it reads with weights_only."""
+    """Torch's reader, which reads the tensors' own files with weights_only, for folders of tensors alone."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with Path(self._get_metadata_path(kwargs.get("rank"))).open("rb") as file:

@@ -82,7 +82,8 @@ def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int,
     if step == "best":
         if not (checkpoints / "best").is_file():
             raise ConfigError(
-                f"--step best: {checkpoints} has none: a run that sets evaluation.every (and not evaluation.keep_best=false) has one "
+                f"--step best: {checkpoints} has none: a run that sets evaluation.every "
+                "(and not evaluation.keep_best=false) has one "
                 f"after its first evaluation; whole steps: {whole_steps(checkpoints)}"
             )
         step = int((checkpoints / "best").read_text().removeprefix("step_"))
@@ -97,7 +98,8 @@ def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int,
 
 def _gone(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} was deleted meanwhile, as a run does with its oldest checkpoints (checkpoint.keep): try again"
+        f"{path} was deleted meanwhile, as a run does with its oldest checkpoints (checkpoint.keep): "
+        "try again"
     )
 
 

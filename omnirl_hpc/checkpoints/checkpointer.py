@@ -3,13 +3,14 @@
     checkpoints/step_000010/    state after 10 steps
         adapter/                the current policy's LoRA in PEFT's format, fp32 master weights
         ema/, old/, …           the same of every other policy that is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights
-                                of all policies too, instead of the folders above
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full
+                                the weights of all policies too, instead of the folders above
         state.json              step, data cursor, algorithm, schedule, configuration, versions
-        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
-                                checkpoint whole
+        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its
+                                presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
-    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
+    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever
+                                its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams
 have no state: every draw is a function of its identity (sampling/noise.py). A frozen base is not saved.
@@ -50,7 +51,7 @@ from omnirl_hpc.checkpoints.files import (
     writer,
 )
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.agreement import by_rank_0, gather
 from omnirl_hpc.sharded_files import TensorFileReader, describe, reading
 
@@ -247,7 +248,7 @@ class Checkpointer:
         result = error = None
         try:
             result = action()
-        except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
+        except (OSError, RuntimeError, SafetensorError, CheckpointException, OmniRLError) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
         outcomes = gather((result, error), self._agreement)
         if failed := [error for _, error in outcomes if error]:

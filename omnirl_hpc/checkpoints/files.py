@@ -134,7 +134,8 @@ def find_checkpoint(
         faults.append(f"{path.name} {fault.text}")
     if faults:
         raise ConfigError(
-            f"{folder} has no whole checkpoint ({'; '.join(faults)}): bring the files back, from a backup or a snapshot"
+            f"{folder} has no whole checkpoint ({'; '.join(faults)}): "
+            "bring the files back, from a backup or a snapshot"
         )
     return None
 
@@ -172,7 +173,9 @@ def crc(path: Path) -> int:
 
 
 def follow_umask(folder: Path) -> None:
-    """Give the files in `folder` the mode of a new file: safetensors makes its own 0600, whatever the umask."""
+    """Give the files in `folder` the mode of a new file: safetensors makes its own 0600, whatever the
+    umask.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode

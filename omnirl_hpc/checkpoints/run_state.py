@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def find_start(run: RunDirectory, checkpointer: Checkpointer) -> Path | None:
             )
     except ConfigError as error:
         raise ResumeError(
-            f"run_dir={run.path} holds a run that cannot go on: {error}; nothing was changed there: mend it, go back "
-            "with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
+            f"run_dir={run.path} holds a run that cannot go on: {error}; nothing was changed there: "
+            "mend it, go back with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
         ) from None
     return path
 
@@ -223,7 +224,7 @@ class RunState:
     def _load_adapters(self, read: Callable[[str], dict[str, Tensor]]) -> None:
         """read: a policy's adapter, on every rank."""
         for policy in self._adapted():
-            self._actor.load(policy, together(lambda: read(policy), CheckpointError))
+            self._actor.load(policy, together(partial(read, policy), CheckpointError))
 
     def _adapted(self) -> tuple[str, ...]:
         """The policies that are adapters; all others are among the actor's sharded tensors."""

@@ -30,8 +30,8 @@ def compiler_is_there(config: Config, world_size: int) -> None:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     require(
         not asked or compiler is not None,
-        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load one (module load gcc), "
-        f"set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: "
+        f"load one (module load gcc), set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
     )
 
 
@@ -42,7 +42,8 @@ def reward_packages_are_installed(config: Config, world_size: int) -> None:
         ]
         require(
             not missing,
-            f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: pip install {' '.join(missing)}",
+            f"reward.parts.{name}: {part.name} needs {', '.join(missing)}, not installed: "
+            f"pip install {' '.join(missing)}",
         )
 
 
@@ -85,7 +86,8 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
         raise ConfigError(f"init_adapter={adapter}: {error}") from None
     require(
         rank == lora.rank,
-        f"init_adapter={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: set actor.lora.rank={rank}",
+        f"init_adapter={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: "
+        f"set actor.lora.rank={rank}",
     )
 
 
@@ -94,7 +96,8 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
         one_of("logging.trackers", name, TRACKERS)
         require(
             is_installed(name),
-            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; "
+            f"pip install '.[{name}]', or drop it",
         )
 
 
@@ -105,7 +108,8 @@ def step_to_resume_is_there(config: Config, world_size: int) -> None:
     there = sorted(path.name for path in folder.glob("step_*[0-9]"))
     require(
         f"step_{step:06d}" in there,
-        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: {', '.join(there) or 'none'}",
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; "
+        f"it has: {', '.join(there) or 'none'}",
     )
 
 

@@ -506,7 +506,7 @@ def test_a_file_that_cannot_be_read_is_a_fault_and_no_rank_waits(saved, monkeypa
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     tiny_model, tiny_prompts, tmp_path
 ):
-    """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
+    """Rank 64, the recipe's: names and headers are small beside the tensors, as in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = dict(actor.weights()), actor.optimizer_state()
