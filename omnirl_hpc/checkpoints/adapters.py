@@ -60,7 +60,13 @@ def find_run_adapters(checkpoints: Path, step: int | str | None) -> tuple[int, d
     one last. Raises as that does.
     """
     step, path = find_run_checkpoint(checkpoints, step)
-    folders = {policy_of(file.parent.name): file.parent for file in sorted(path.glob(f"*/{PEFT_FILE}"))}
+    try:
+        inside = sorted(
+            path.iterdir()
+        )  # not `glob`, which takes a folder that is closed to us for an empty one
+    except FileNotFoundError:
+        raise _gone(path) from None
+    folders = {policy_of(folder.name): folder for folder in inside if (folder / PEFT_FILE).is_file()}
     return step, {policy: folders[policy] for policy in sorted(folders, key=lambda p: (p == CURRENT, p))}
 
 

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
+from omnirl_hpc.checkpoints.files import checkpoint_path, steps_in
 from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
@@ -105,7 +106,7 @@ def step_to_resume_is_there(config: Config, world_size: int) -> None:
     step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
     if step is None:
         return
-    there = sorted(path.name for path in folder.glob("step_*[0-9]"))
+    there = [checkpoint_path(folder, step).name for step in steps_in(folder)]
     require(
         f"step_{step:06d}" in there,
         f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; "
