@@ -162,7 +162,7 @@ def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
     said = capsys.readouterr().out
     assert (
         said
-        == f"wrote the adapter after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+        == f"wrote the adapter of the policy current after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
     )
     exported, saved = (
         load_adapter(tmp_path / "out"),
@@ -223,7 +223,7 @@ def test_classes_of_ones_own_are_not_needed(finished_run, tmp_path, capsys):
     main(["status", str(run)])
     main(["report", str(run), "--out", str(tmp_path / "r.html")])
     main(["export", str(run), str(tmp_path / "out")])
-    assert "wrote the adapter after 3 steps" in capsys.readouterr().out
+    assert "wrote the adapter of the policy current after 3 steps" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["export", str(run), str(tmp_path / "merged"), "--merge"])
     assert "model=gone:Family: there is no module gone" in capsys.readouterr().err
@@ -247,4 +247,4 @@ def test_nothing_is_overwritten(finished_run, tmp_path, capsys):
 def test_the_best_one(finished_run, tmp_path, capsys):
     main(["export", str(finished_run), str(tmp_path / "out"), "--step", "best"])
     best = int((finished_run / "checkpoints/best").read_text().removeprefix("step_"))
-    assert f"wrote the adapter after {best} steps" in capsys.readouterr().out
+    assert f"wrote the adapter of the policy current after {best} steps" in capsys.readouterr().out
