@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import omnirl_hpc
-from omnirl_hpc.config.load import load_config
+from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.quoting import setting
 
 COMMON = Path(omnirl_hpc.__file__).parent.parent / "sbatch/common.sh"
@@ -70,13 +70,17 @@ def test_so_does_any_other(name):
         assert read(setting("key", name)) == name
 
 
-def test_settings_and_groups_take_it():
+def test_settings_and_groups_take_it_and_a_stored_run_has_it(tmp_path):
     name = "".join(NAMES)
     settings = (setting("recipe", "flowgrpo_tiny"), setting("run_dir", name), setting("model.path", name))
     loaded = load_config([*settings, setting("data.prompts", name)])
     assert loaded.choices["recipe"] == "flowgrpo_tiny"
     config = loaded.config
     assert (config.run_dir, config.model.path, config.data.prompts) == (name, name, name)
+
+    stored = tmp_path / "config.yaml"
+    stored.write_text(loaded.to_yaml())
+    assert load_run_config(stored, []).config == config
 
 
 def test_job_scripts_quote_in_the_same_way():
