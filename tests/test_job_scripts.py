@@ -204,7 +204,8 @@ def test_a_warning_due_at_the_start_is_refused(start):
     process = start(LIMIT="300", RANKS="echo STARTED")
     said = ""
     while "waiting a minute for that" not in said:
-        said += process.stdout.readline()
+        assert (line := process.stdout.readline()), f"ended without it: {said}"
+        said += line
     process.send_signal(signal.SIGUSR1)
     said += process.communicate(timeout=60)[0]
     assert process.returncode == 2 and "STARTED" not in said
