@@ -90,10 +90,10 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     latter.
     """
     from omnirl_hpc.actor.fsdp import FSDPActor
-    from omnirl_hpc.algorithms.algorithm import CURRENT
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.policies import CURRENT
 
     paths = [
         f"model.path={work}/{layers}",
