@@ -65,7 +65,7 @@ def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cl
     """While it starts, twice in the middle of step 1 with no step done between, and while it saves."""
     run_dir = tmp_path / "run"
     job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "pause:save:2:0"))
-    job.wait_for(run_dir / "lock.json")
+    job.wait_for(run_dir / "lock")
     cluster.preempt(job)
     job.wait_for_start(1)
     assert not (run_dir / "metrics.jsonl").exists()
@@ -169,7 +169,8 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     job.wait_for(run_dir / "PAUSED")
     second = cluster.submit(TINY, run_dir, options=ONE_RANK)
     assert second.wait() == 2, second.output()
-    assert f"run_dir={run_dir} is in use by slurm job {job.number} on hpc01" in second.output()
+    holder = rf"slurm job {job.number} of \w+, step 0 \(process \d+ on hpc01\)"
+    assert re.search(f"run_dir={run_dir} is in use by {holder}: choose", second.output()), second.output()
     (run_dir / "STOP").touch()
     go_on(run_dir)
     assert job.wait() == 0, job.output()
