@@ -53,7 +53,7 @@ class RunDirectory:
             check_same_run(self.config.read_text(), config_yaml, str(self.path))
 
     def create(self) -> None:
-        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written to."""
+        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written."""
         try:
             for folder in (self.path, self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class RunDirectory:
                 self._replace(path, "".join(line + "\n" for line in kept))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
+        """One line of metrics.jsonl. Rank 0 only. What is no finite number becomes null: NaN is not JSON."""
         values = {
             name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()
         }
@@ -107,7 +107,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Around every write to the folder. Raises LockLostError where the run has lost it, else as `writing`."""
+        """Around every write to the folder. Raises LockLostError where the run has lost it, and as `writing`."""
         with writing(path):
             self.require_lock()
             yield
@@ -115,7 +115,7 @@ class RunDirectory:
     def _may_write(self) -> bool:
         try:
             self.require_lock()
-        except LockLostError:
+        except (LockLostError, OSError):  # what writes results reports it; a log must not end the run
             return False
         return True
 

@@ -140,7 +140,7 @@ class RunLock:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = Path(run_dir)
-        self._rank = identity.rank
+        self._identity = identity
         self._me = describe_this_run(identity, os.environ if environ is None else environ)
         self._sleep = sleep
         self._dead: set[str] = set()  # tokens
@@ -159,7 +159,7 @@ class RunLock:
         is none.
         """
         while (holder := find_holder(self._run_dir)) is not None and not self._may_replace(holder):
-            if self._rank == 0 and process_lives(holder) is None:
+            if self._identity.rank == 0 and process_lives(holder) is None:
                 print(
                     f"run_dir={self._run_dir} is locked by {holder}: watching whether it is alive", flush=True
                 )
@@ -172,8 +172,9 @@ class RunLock:
         return holder
 
     def _may_replace(self, holder: Holder) -> bool:
-        if self._rank:  # rank 0 alone knows which step and start of the job holds the lock
-            return holder.job == self._me.job
+        if self._identity.rank:  # rank 0 judges other starts of the job, and its steps where ranks share none
+            same_step = holder.step == self._me.step or self._identity.launcher != "srun"
+            return holder.job == self._me.job and same_step
         return holder.token in self._dead or holder.was_requeued_as(self._me)
 
     def acquire(self) -> None:

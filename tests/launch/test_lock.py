@@ -53,7 +53,7 @@ def write(folder: Path, holder: Holder, beats: int = 0) -> Path:
 
 
 def beat(file: Path) -> None:
-    file.write_text(file.read_text().replace("0\n", "1\n"))
+    file.write_text(file.read_text() + "1")
 
 
 def elsewhere(environ: dict[str, str], identity: Identity | None = None) -> Holder:
@@ -148,13 +148,13 @@ def test_a_restart_count_means_nothing_outside_of_a_job(tmp_path):
 
 
 def test_other_ranks_of_the_job_pass_whatever_their_step_says(tmp_path):
-    write(
-        tmp_path, elsewhere(slurm(step=""))
-    )  # mpirun: the ranks on other nodes stand in a step, rank 0 does not
-    RunLock(tmp_path, srun(rank=1), slurm(step=3), sleep=Patience()).check()
-    with pytest.raises(ConfigError, match="in use by slurm job 7"):
-        file = tmp_path / "lock" / os.listdir(tmp_path / "lock")[0]
-        RunLock(tmp_path, srun(rank=1), slurm(job=8), sleep=Patience(lambda: beat(file))).check()
+    """With mpirun, ranks on other nodes stand in the step of its daemons, and rank 0 in none."""
+    file = write(tmp_path, elsewhere(slurm(step="")))
+    mpirun = replace(srun(rank=1), launcher="mpi")
+    RunLock(tmp_path, mpirun, slurm(step=3), sleep=Patience()).check()
+    for identity, environ in ((mpirun, slurm(job=8)), (srun(rank=1), slurm(step=3))):
+        with pytest.raises(ConfigError, match="in use by slurm job 7"):
+            RunLock(tmp_path, identity, environ, sleep=Patience(lambda: beat(file))).check()
 
 
 # ---------------------------------------------------------------- who is alive
