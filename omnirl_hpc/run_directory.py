@@ -107,7 +107,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Around every write to the folder. Raises LockLostError where the run has lost it, and as `writing`."""
+        """Around every write to the folder. Raises LockLostError where the run has lost it, or OutputError."""
         with writing(path):
             self.require_lock()
             yield
