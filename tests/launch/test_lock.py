@@ -115,7 +115,7 @@ def test_a_holder_is_named_once(environ, said):
     [
         slurm(job=8),
         slurm(step=1),  # a second `srun --overlap` of the same job
-        slurm(step=1, restart=1),
+        slurm(step=1, restart=2),  # another step, of the job after its requeue
         slurm(restart=1),  # the same step, started twice
         slurm(restart=0),  # an earlier start, on a node that Slurm had lost
         slurm(restart=2) | {"SLURM_CLUSTER_NAME": "another"},
@@ -193,14 +193,25 @@ def test_a_silent_lock_is_watched_once_and_then_taken(tmp_path, capsys):
     lock.release()
 
 
-def test_who_came_in_between_is_not_replaced(tmp_path):
+@pytest.mark.parametrize("when", ["after check", "while it acquires"])
+def test_who_came_in_between_is_not_replaced(tmp_path, monkeypatch, when):
     """A silent lock was found dead; before it is freed, another run does that and takes it."""
-    dead = elsewhere(slurm())
-    write(tmp_path, dead)
+    write(tmp_path, elsewhere(slurm()))
     slow = RunLock(tmp_path, srun(), slurm(job=8), Patience())
     slow.check()
     quick = RunLock(tmp_path, ALONE, {}, Patience())
-    quick.acquire()
+    if when == "after check":
+        quick.acquire()
+    else:
+        find = slow._find_replaceable
+
+        def find_and_dawdle() -> Holder | None:
+            found = find()
+            quick.acquire()
+            return found
+
+        monkeypatch.setattr(slow, "_find_replaceable", find_and_dawdle)
+        monkeypatch.setattr(quick, "acquire", lambda acquire=quick.acquire: quick.is_held() or acquire())
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on"):
         slow.acquire()
     assert quick.is_held()
