@@ -51,8 +51,8 @@ from omnirl_hpc.checkpoints.files import (
     writer,
 )
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
-from omnirl_hpc.launch.agreement import by_rank_0, gather
+from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
+from omnirl_hpc.launch.agreement import by_rank_0, gather, raise_on_all_ranks
 from omnirl_hpc.sharded_files import TensorFileReader, describe, reading
 
 log = logging.getLogger(__name__)
@@ -80,12 +80,21 @@ class CheckpointContent:
 class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
-    No other job may write to the folder (RunLock). What a killed save left there is cleared away once
-    there is a whole checkpoint, and not before.
+    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
+    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once there
+    is a whole checkpoint, and not before.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        rank: int,
+        timeout_seconds: float,
+        require_lock: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._require_lock = require_lock
         self._config = config
         self._rank = rank
         # Groups of their own: the messages of a background save must mix neither with training's nor with
@@ -245,10 +254,20 @@ class Checkpointer:
         """Do `action` on every rank and agree on its success, so that no rank waits for one that failed; what
         each returned.
         """
+        raise_on_all_ranks(
+            self._require_lock, LockLostError, self._agreement
+        )  # then nothing is undone either
         result = error = None
         try:
             result = action()
-        except (OSError, RuntimeError, SafetensorError, CheckpointException, OmniRLError) as failure:
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+            CheckpointException,
+            ConfigError,
+            CheckpointError,
+        ) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
         outcomes = gather((result, error), self._agreement)
         if failed := [error for _, error in outcomes if error]:

@@ -24,7 +24,7 @@ from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
-from omnirl_hpc.launch.agreement import by_rank_0, together
+from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.policies import label
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
@@ -194,7 +194,7 @@ class RunState:
 
     def _load(self, path: Path) -> int:
         # before `load`, which puts later checkpoints aside
-        state = together(lambda: read_state(path), CheckpointError)
+        state = raise_on_all_ranks(lambda: read_state(path), CheckpointError)
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
         prompts = self._loaded.config.data.prompts
         if state["prompts"] != fingerprint(prompts):
@@ -224,7 +224,7 @@ class RunState:
     def _load_adapters(self, read: Callable[[str], dict[str, Tensor]]) -> None:
         """read: a policy's adapter, on every rank."""
         for policy in self._adapted():
-            self._actor.load(policy, together(partial(read, policy), CheckpointError))
+            self._actor.load(policy, raise_on_all_ranks(partial(read, policy), CheckpointError))
 
     def _adapted(self) -> tuple[str, ...]:
         """The policies that are adapters; all others are among the actor's sharded tensors."""
