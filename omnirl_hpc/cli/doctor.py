@@ -13,8 +13,8 @@ from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import PreflightError
 from omnirl_hpc.launch.identity import find_identity
-from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.reporting import rank_0_reports_first
+from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.rollout.vllm_omni import versions
 
 USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> None:
             print_installation()
         if config.rollout.engine == "vllm_omni":
             versions.require()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
     from omnirl_hpc.checks.preflight.network import SIZES

@@ -18,8 +18,8 @@ from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock
-from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.reporting import rank_0_reports_first
+from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
@@ -115,7 +115,7 @@ def train(
     config = loaded.config
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checkpoints.checkpointer import Checkpointer
     from omnirl_hpc.checkpoints.run_state import find_start
