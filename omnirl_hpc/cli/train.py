@@ -54,9 +54,9 @@ def run(overrides: Sequence[str]) -> None:
         loaded = load_config(overrides)
         lock = RunLock(loaded.config.run_dir, identity)
         run_directory = RunDirectory(loaded.config.run_dir, lock.require)
-        settings = loaded.config.checkpoint
-        if run_directory.has_returned(os.environ.get("SLURM_JOB_ID", ""), settings.resume_step):
-            settings.resume_step = None  # a requeued job goes on where it was
+        checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
+        if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
+            checkpoint.resume_step = None  # a requeued job goes on where it was
         check(loaded.config, identity.world_size)
         if loaded.config.rollout.engine == "vllm_omni":
             versions.require()
