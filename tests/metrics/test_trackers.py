@@ -109,6 +109,22 @@ def test_two_interruptions_double_nothing(packages, tiny_model, tiny_prompts, tm
     assert [named["step"] for _, named in packages.named("log")] == list(range(12))
 
 
+def test_trackers_are_off_where_what_they_were_told_cannot_be_noted(
+    packages, tiny_model, tiny_prompts, tmp_path, caplog
+):
+    config = make_config(tiny_model, tiny_prompts, tmp_path)
+    config.logging.trackers = ["wandb"]
+    with Trackers(config, RunDirectory(tmp_path), rank=0) as trackers:
+        (tmp_path / "tracked.json").mkdir()
+        for step in range(2):
+            trackers.log({"step": step})
+    assert packages.named("log") == []
+    (record,) = caplog.records
+    assert (
+        "the tracker wandb failed and is off" in record.message and "tracked.json cannot be" in record.message
+    )
+
+
 def test_one_that_fails_is_off_and_the_others_go_on(
     packages, tiny_model, tiny_prompts, tmp_path, monkeypatch, caplog
 ):
