@@ -10,19 +10,37 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from omnirl_hpc.config.quoting import setting
 from omnirl_hpc.launch.identity import slurm_port
 from tests.runs.program import DEAD_RANK_SECONDS, ROOT, assert_same_run, go_on, lines
-from tests.slurm.cluster import SMALL, Job
+from tests.slurm.cluster import SMALL, Cluster, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 TINY = "sbatch/flowgrpo_tiny.sh"
 ONE_RANK = ("--nodes=1", "--ntasks-per-node=1")
 EVERY = "checkpoint.every=1"
+
+
+def train_command(cluster: Cluster, run_dir: Path) -> tuple[str, ...]:
+    """What common.sh makes of the tiny job, for a user's own srun."""
+    environ = cluster.environ
+    paths = (f"run_dir={run_dir}", f"model.path={environ['MODEL']}", f"data.prompts={environ['PROMPTS']}")
+    settings = ("recipe=flowgrpo_tiny", *paths, "data.prompts_per_step=8", *SMALL, "steps=3")
+    return (sys.executable, "-m", "omnirl_hpc", "train", *settings)
+
+
+def test_an_mpirun_in_each_task_of_a_step_is_refused(cluster, reference, tmp_path):
+    """Four runs of one rank in one folder, where the user meant one of four."""
+    step = ("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--mpi=none", "mpirun", "-n", "1")
+    ended = cluster.run(*step, *train_command(cluster, tmp_path / "run"))
+    assert ended.returncode != 0, ended.stdout
+    assert ended.stdout.count("the Slurm step has 4 tasks") == 4, ended.stdout
+    assert not (tmp_path / "run").exists()
 
 
 def test_mpirun_gives_the_same_run(cluster, reference, tmp_path):
@@ -66,7 +84,7 @@ def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cl
     """While it starts, twice in the middle of step 1 with no step done between, and while it saves."""
     run_dir = tmp_path / "run"
     job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "pause:save:2:0"))
-    job.wait_for(run_dir / "lock.json")
+    job.wait_for(run_dir / "lock")
     cluster.preempt(job)
     job.wait_for_start(1)
     assert not (run_dir / "metrics.jsonl").exists()
@@ -197,7 +215,13 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     job.wait_for(run_dir / "PAUSED")
     second = cluster.submit(TINY, run_dir, options=ONE_RANK)
     assert second.wait() == 2, second.output()
-    assert f"run_dir={run_dir} is in use by slurm job {job.number} on hpc01" in second.output()
+    holder = rf"slurm job {job.number} of \w+, step 0 \(process \d+ on hpc01\)"
+    refusal = f"run_dir={run_dir} is in use by {holder}: choose another run_dir"
+    assert re.search(refusal, second.output()), second.output()
+    # So is a second step of the same job, on its other node.
+    step = ("srun", f"--jobid={job.number}", "--overlap", "--nodelist=hpc02", "--nodes=1", "--ntasks=1")
+    ended = cluster.run(*step, *train_command(cluster, run_dir))
+    assert ended.returncode == 2 and re.search(refusal, ended.stdout), ended.stdout
     (run_dir / "STOP").touch()
     go_on(run_dir)
     assert job.wait() == 0, job.output()
