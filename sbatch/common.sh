@@ -250,7 +250,7 @@ refuse_a_warning_that_comes_at_once() {
   [[ -r $0 ]] || return 0
   header=$(sed -nE 's/^#SBATCH +--signal[= ]([^ #]+).*/\1/p' "$0" | tail -n 1)
   before=${SBATCH_SIGNAL:-$header}
-  [[ $before =~ @([0-9]+)$ && ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ ]] || return 0
+  [[ ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ && $before =~ @([0-9]+)$ ]] || return 0
   before=${BASH_REMATCH[1]} left=$((SLURM_JOB_END_TIME - $(date +%s)))
   ((before >= left)) || return 0
   echo "$(date +%T) the job ends in $left s, and should be warned $before s before: waiting a minute for that"
