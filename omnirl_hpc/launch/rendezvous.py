@@ -134,8 +134,8 @@ class Rendezvous:
                 ) from None
             raise LaunchError(
                 f"{me}: rank 0 does not answer at {address}:{port} within {self.seconds:.0f} s: look for "
-                "what rank 0 said; where it said nothing, MASTER_ADDR must be a name of its node on a network "
-                "that this node reaches"
+                "what rank 0 said; where it said nothing, MASTER_ADDR must be a name of its node on a "
+                "network that this node reaches"
             ) from None
 
 
