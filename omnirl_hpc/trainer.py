@@ -20,7 +20,9 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
+from omnirl_hpc.errors import RewardError
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
+from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -33,6 +35,7 @@ from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import Residency
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
@@ -80,13 +83,14 @@ class Trainer:
         self.family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, self.family.count_text_tokens)
         self.sampler = GroupSampler(
-            PromptTable(config.data.prompts),
+            PromptTable(config.data.prompts, metadata_columns(config.reward)),
             config.data.prompts_per_step,
             config.data.samples_per_prompt,
             config.seed,
         )
         self.algorithm = find_class("algorithm", config.algorithm.name)(config)
-        self.rewards = RewardMix(config.reward)
+        # before weights load: a reward that cannot be made is found in seconds
+        self.rewards = together(lambda: RewardMix(config.reward), RewardError)
         self.actor = FSDPActor(config, self.family, layout, device)
         if config.residency == "swap":
             self.actor.offload()  # engine and actor may not fit together, not even while they are built

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnirl_hpc.checks.preflight.model_files import find_problems
+from omnirl_hpc.checks.supported import find_unsupported
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import ConfigError, FetchError
+from omnirl_hpc.models.spec import find_spec
 
 USAGE = """usage: omnirl-hpc prefetch recipe=NAME model.path=DIR [model.repo=ORGANISATION/NAME]
 
 On a login node: fetches the recipe's model (model.repo) from the hub into the folder model.path, and checks that it is
 complete. What is already there is kept; an interrupted download goes on. HF_TOKEN, HF_ENDPOINT and proxies are huggingface_hub's.
 """
+# What says which kind of checkpoint it is, before the weights, which take an hour
+DESCRIPTIONS = ("model_index.json", "*/config.json", "*/scheduler_config.json")
 UNUSED = ("run_dir=-", "data.prompts=-")
 
 
@@ -34,7 +38,13 @@ def run(arguments: Sequence[str]) -> None:
             f"HF_HUB_OFFLINE={os.environ['HF_HUB_OFFLINE']} forbids downloads: unset it on the login node"
         )
     folder = Path(model.path)
-    commit = fetch(model.repo, folder)
+    commit = fetch(model.repo, folder, DESCRIPTIONS)
+    if unsupported := find_unsupported(folder, spec := find_spec(model.family)):
+        raise ConfigError(
+            f"model.repo={model.repo} is not a checkpoint that model.family={model.family} ({spec.title}) can "
+            f"train: {'; '.join(unsupported)}; its weights are not fetched"
+        )
+    fetch(model.repo, folder)
     if problems := find_problems(folder):
         raise FetchError(
             f"{model.repo} in model.path={folder} is not complete: {'; '.join(problems)}; the same command goes on"
@@ -49,9 +59,10 @@ def run(arguments: Sequence[str]) -> None:
     )
 
 
-def fetch(repo: str, folder: Path) -> str:
-    """All files of a repository into `folder`; returns the commit. Raises FetchError, ConfigError for a wrong
-    model.repo.
+def fetch(repo: str, folder: Path, patterns: Sequence[str] | None = None) -> str:
+    """The files of a repository (all, or those of `patterns`) into `folder`; returns the commit.
+
+    Raises FetchError, ConfigError for a wrong model.repo.
     """
     import httpx
     from huggingface_hub import HfApi, snapshot_download
@@ -67,7 +78,12 @@ def fetch(repo: str, folder: Path) -> str:
         commit = (
             HfApi().model_info(repo).sha
         )  # without a network, snapshot_download is content with what is there
-        snapshot_download(repo, revision=commit, local_dir=folder)
+        snapshot_download(
+            repo,
+            revision=commit,
+            local_dir=folder,
+            allow_patterns=None if patterns is None else list(patterns),
+        )
     except HFValidationError as error:
         raise ConfigError(f"model.repo={repo} is not a repository's name: {_line(error)}") from None
     except GatedRepoError:

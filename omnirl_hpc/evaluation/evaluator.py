@@ -1,4 +1,4 @@
-"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+"""Makes and scores the images of policies: the same prompts and initial noise for each, ODE steps alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
@@ -95,7 +96,8 @@ class Evaluator:
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
         self._embed, self._rewards, self._folder = embed, rewards, folder
-        table = PromptTable(evaluation.prompts or config.data.prompts)
+        path = evaluation.prompts or config.data.prompts
+        table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]
