@@ -29,7 +29,7 @@ def convert(source: Path, out: Path, encoding: str | None = None) -> tuple[int, 
     double quotes (flow_grpo); .jsonl, .json (a list), .csv and .tsv with fields named like our columns;
     .parquet with our columns or verl-omni's (prompt and negative_prompt as chats, reward_model.ground_truth),
     or a folder of such files. Everything else in the file is left out, and columns of parquet that are not used
-    are not even read. `encoding` is that of a text file; None is UTF-8.
+    are not read. `encoding` is that of a text file; None is UTF-8.
 
     Raises DataError naming file and row for what cannot be used; nothing is written then.
     """

@@ -58,6 +58,10 @@ class NeedsPackages(Scripted):
     packages = ("json", "no_such_package")
 
 
+class ReadsStyles(Scripted):
+    metadata = ("style",)
+
+
 class NeedsTargets(Scripted):
     needs_target = True
 
