@@ -5,6 +5,7 @@ room.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.metrics.attention import observe_attention
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -98,6 +100,8 @@ class Trainer:
         self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
         self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
+        for part, network in (("rollout", self.engine.transformer), ("actor", self.actor.transformer)):
+            observe_attention(network, partial(self.note, f"attention kernel, {part}"))
         self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
@@ -310,6 +314,12 @@ class Trainer:
         seconds = sum(times.values())
         images = self.config.data.prompts_per_step * self.config.data.samples_per_prompt
         return metrics | times | {"time/step": seconds, "images_per_second": images / seconds}
+
+    def note(self, name: str, value: str) -> None:
+        """Show and store what the run was found to use, once it is known."""
+        if self.layout.rank == 0:
+            print(f"{name}: {value}", flush=True)
+            self.run.add_choice(name, value)
 
     def close(self) -> None:
         """End the reward workers, whatever they are doing. The process group is the caller's."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 
@@ -15,6 +15,10 @@ class Actor(Protocol):
     """Evaluates the policy with gradients and updates it. Every method is collective over the actor mesh."""
 
     lora_targets: tuple[str, ...]  # empty where all weights are trained
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that is trained, to be looked at."""
 
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         """[B, S, C] guided velocity under an adapter set of the algorithm."""

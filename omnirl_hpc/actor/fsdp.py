@@ -92,6 +92,10 @@ class FSDPActor:
     def onload(self) -> None:
         self._pinned.onload()
 
+    @property
+    def transformer(self) -> nn.Module:
+        return self._transformer
+
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
         if self._pinned.offloaded:
             raise RuntimeError("the actor is offloaded: onload() it before use")
