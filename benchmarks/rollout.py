@@ -53,7 +53,8 @@ def main() -> None:
             print(f"{name}: {value:.3f}", flush=True)
             rows[name] = value
     lines = [
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}",
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: "
+        f"{' '.join(overrides) or 'none'}",
         "",
     ]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]

@@ -14,7 +14,7 @@ CLASSES = {
 
 
 def write_descriptions(folder: Path, **transformer: object) -> Path:
-    """A checkpoint of Qwen-Image without weights: its index, its transformer's and its scheduler's settings."""
+    """A checkpoint of Qwen-Image without weights: its index, and settings of transformer and scheduler."""
     index = {"_class_name": "QwenImagePipeline", **{name: list(entry) for name, entry in CLASSES.items()}}
     for name, settings in (
         ("model_index.json", index),

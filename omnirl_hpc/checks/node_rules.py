@@ -31,7 +31,8 @@ def compiler_is_there(config: Config, world_size: int) -> None:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     require(
         not asked or compiler is not None,
-        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load one "
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load "
+        "one "
         f"(module load gcc), set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
     )
 
@@ -99,7 +100,8 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
     found = read_adapter_config(Path(adapter))
     require(
         (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
-        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank and "
+        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank "
+        "and "
         "actor.lora.alpha to them",
     )
 
@@ -109,7 +111,8 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
         one_of("logging.trackers", name, TRACKERS)
         require(
             is_installed(name),
-            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install '.[{name}]', or drop it",
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install "
+            f"'.[{name}]', or drop it",
         )
 
 
@@ -120,7 +123,8 @@ def step_to_resume_is_there(config: Config, world_size: int) -> None:
     there = sorted(path.name for path in folder.glob("step_*[0-9]"))
     require(
         f"step_{step:06d}" in there,
-        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: {', '.join(there) or 'none'}",
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: "
+        f"{', '.join(there) or 'none'}",
     )
 
 

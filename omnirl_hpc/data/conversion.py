@@ -28,7 +28,7 @@ def convert(source: Path, out: Path, encoding: str | None = None) -> tuple[int, 
     Forms, by the end of the name: .txt with a prompt a line, the target being what stands between the first
     double quotes (flow_grpo); .jsonl, .json (a list), .csv and .tsv with fields named like our columns;
     .parquet with our columns or verl-omni's (prompt and negative_prompt as chats, reward_model.ground_truth),
-    or a folder of such files. Everything else in the file is left out, and columns of parquet that are not used
+    or a folder of such files. Everything else in the file is left out; columns of parquet that are not used
     are not read. `encoding` is that of a text file; None is UTF-8.
 
     Raises DataError naming file and row for what cannot be used; nothing is written then.
@@ -167,7 +167,8 @@ def _read_csv(source: Path, file: TextIO, delimiter: str = ",") -> Iterator[tupl
         place = f"{source}, line {reader.line_num + 1}"
         if None in record:  # where DictReader puts what is too much
             raise DataError(
-                f"{place} has {len(columns) + len(record[None])} fields, the first line names {len(columns)}: a "
+                f"{place} has {len(columns) + len(record[None])} fields, the first line names "
+                f"{len(columns)}: a "
                 "text with the delimiter in it stands between double quotes"
             )
         yield place, record

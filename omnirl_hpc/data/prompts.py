@@ -41,9 +41,9 @@ class Undecodable:
 class PromptTable:
     """Random access to the rows of a parquet file without ever holding the whole file.
 
-    Required column: `prompt` (text). Optional: `negative_prompt`, `target` (text), `id` (text or numbers), and
-    the columns of numbers or text that are asked for as metadata. No other column is read: it may be larger
-    than memory, or damaged.
+    Required column: `prompt` (text). Optional: `negative_prompt`, `target` (text), `id` (text or numbers),
+    and the columns of numbers or text that are asked for as metadata. No other column is read: it may be
+    larger than memory, or damaged.
     """
 
     def __init__(self, path: str | Path, metadata: Sequence[str] = ()) -> None:
@@ -153,7 +153,8 @@ def require_columns(path: Path, columns: Sequence[str], metadata: Sequence[str] 
         raise DataError(f"{path} has no column 'prompt'; its columns are: {', '.join(columns) or 'none'}")
     if lacking := [name for name in metadata if name not in columns]:
         raise DataError(
-            f"{path} has no column {lacking[0]!r}, which a reward reads; its columns are: {', '.join(columns)}"
+            f"{path} has no column {lacking[0]!r}, which a reward reads; its columns are: "
+            f"{', '.join(columns)}"
         )
     if twice := [name for name in (*TEXT_COLUMNS, *metadata) if columns.count(name) > 1]:
         raise DataError(f"{path} has several columns {twice[0]!r}: name each one differently")

@@ -1,4 +1,4 @@
-"""Which attention kernels a network runs: torch chooses among several, and an import may change its choice."""
+"""Which attention kernels a network runs: torch chooses among several, and an import may change that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("flash_attn", "fa2", "fa3", "fmha", "sage")  # in the names of other
 
 
 def observe_attention(network: nn.Module, found: Callable[[str], None]) -> None:
-    """Call `found` once, with the names of the attention kernels that the first forward pass of `network` ran.
+    """Call `found` once, with the names of the attention kernels of the first forward pass of `network`.
 
     They are read from the operations that torch's profiler sees in that pass, compiled or not; a pass that
     ends in an error before its first attention does not count.

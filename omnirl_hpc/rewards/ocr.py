@@ -61,5 +61,5 @@ def similarity(recognised: str, target: str) -> float:
 
 
 def normalise(text: str) -> str:
-    """Lower case without white space; an accent and its letter are one character, however they were written."""
+    """Lower case without white space; a letter and its accent are one character, however written."""
     return unicodedata.normalize("NFC", "".join(text.lower().split()))

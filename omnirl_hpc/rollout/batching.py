@@ -100,12 +100,13 @@ def _to_tensors(requests: list[SampleRequest], shape: tuple[int, int], device: t
 
 
 def describe_padding(config: Config, layout: Layout) -> str | None:
-    """A sentence where every micro-batch of a rollout is padded, since a replica has fewer samples than one."""
+    """A sentence where a replica has fewer samples than a micro-batch of a rollout, so that it is padded."""
     size, replicas = config.rollout.micro_batch_size, layout.num_replicas
     samples = config.data.prompts_per_step * config.data.samples_per_prompt // replicas
     if size <= samples:
         return None
     return (
-        f"rollout.micro_batch_size={size} is more than the {samples} samples of a replica (data.prompts_per_step "
+        f"rollout.micro_batch_size={size} is more than the {samples} samples of a replica "
+        "(data.prompts_per_step "
         f"x data.samples_per_prompt / {replicas} replicas): each step computes {size - samples} for nothing"
     )

@@ -39,8 +39,8 @@ def test_a_complete_table(check):
 def test_rows_without_a_target_are_named(check):
     with pytest.raises(
         DataError,
-        match=r"^3 of 5 rows of \S+t.parquet cannot be used: row group 0, row 1: it has no target, with which "
-        r"reward 1 compares; row group 1, row 3: it .*; row group 2, row 4: it .* compares\. Mend them",
+        match=r"^3 of 5 rows of \S+t.parquet cannot be used: row group 0, row 1: it has no target, with "
+        r"which reward 1 compares; row group 1, row 3: it .*; row group 2, row 4: it .* compares\. Mend them",
     ):
         check(INDIFFERENT, NEEDING, prompt=["a", "b", "c", "d", "e"], target=["A", None, "C", "", "  "])
 
@@ -55,8 +55,8 @@ def test_a_table_without_the_column_names_the_first_rows(check):
 def test_rows_without_a_prompt_are_named(check):
     with pytest.raises(
         DataError,
-        match=r"^2 of 5 rows of \S+t.parquet cannot be used: row group 1, row 2: the prompt is empty; row group "
-        r"2, row 4: the prompt is empty\. Mend",
+        match=r"^2 of 5 rows of \S+t.parquet cannot be used: row group 1, row 2: the prompt is empty; row "
+        r"group 2, row 4: the prompt is empty\. Mend",
     ):
         check(INDIFFERENT, prompt=["a", "b", None, "d", " "])
 
@@ -138,8 +138,8 @@ class TestLengths:
     def test_rows_that_are_too_long_are_named(self, config):
         with pytest.raises(
             DataError,
-            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has 17 tokens, "
-            r"of which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for the model\. Mend",
+            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has 17 tokens, of "
+            r"which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for the model",
         ):
             check_prompt_lengths(config, count_bytes)
 

@@ -193,8 +193,9 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         ),
         (
             "p.txt",
-            "ok\n一只猫坐在桌子上，招牌写着“营业中”\n".encode("gbk"),
-            "p.txt is not UTF-8 in line 2, but looks like gb18030: if '一只猫坐在桌子上，招牌写着“营业中”' is right",
+            "ok\n招牌写着“营业中”，一只猫坐在桌子上\n".encode("gbk"),
+            "p.txt is not UTF-8 in line 2, but looks like gb18030: if "
+            "'招牌写着“营业中”，一只猫坐在桌子上' is right",
         ),
         ("p.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "p.json is not JSON: Extra data: line 2 column 1"),
         ("p.json", '{"prompt": "a"}', "p.json holds dict, not a list of objects"),
@@ -243,7 +244,8 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         (
             "p.docx",
             "a",
-            "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .json, .csv, .tsv, .parquet",
+            "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .json, .csv, .tsv, "
+            ".parquet",
         ),
     ],
 )

@@ -57,7 +57,8 @@ def import_vllm_omni(device: torch.device) -> Versions:
     versions = require()
     if not _prepared and (early := sorted({"vllm", "vllm_omni"} & set(sys.modules))):
         raise EngineError(
-            f"{' and '.join(early)} was imported before import_vllm_omni, which keeps torch's settings: import it "
+            f"{' and '.join(early)} was imported before import_vllm_omni, which keeps torch's settings: "
+            "import it "
             "after the engine is made"
         )
     _prepared = True
