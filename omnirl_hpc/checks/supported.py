@@ -76,9 +76,9 @@ def _setting_problems(shown: str, settings: dict[str, Any], spec: ComponentSpec)
         elif key not in spec.settings:
             if value not in (None, False):  # a later version's way to say that something is off
                 yield f"{shown} sets {key}={json.dumps(value)}, which is not known"
-        elif spec.settings[key] is not ANY and value not in spec.settings[key]:
-            accepted = " or ".join(json.dumps(choice) for choice in spec.settings[key])
-            yield f"{shown} sets {key}={json.dumps(value)}, not {accepted}"
+        elif (accepted := spec.settings[key]) is not ANY and value not in accepted:
+            choices = " or ".join(json.dumps(choice) for choice in accepted)
+            yield f"{shown} sets {key}={json.dumps(value)}, not {choices}"
 
 
 def _choices(names: tuple[str, ...]) -> str:
