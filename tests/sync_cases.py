@@ -25,7 +25,7 @@ class Weights:
         self._seed = seed
         self.names: dict[str, str] = {}  # other names that some are sent under
 
-    def trained(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, policy: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._transformer.named_parameters():
             noise = 0.0 if self._seed is None else 0.05 * standard_normal(parameter.shape, self._seed, name)
             yield self.names.get(name, name), (parameter.detach() + noise).to(dtype)

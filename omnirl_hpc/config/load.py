@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -17,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.quoting import literal, setting
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -43,7 +46,7 @@ class LoadedConfig:
 
     def to_yaml(self) -> str:
         """The effective configuration, as it is stored with the run."""
-        return OmegaConf.to_yaml(OmegaConf.structured(self.config))
+        return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(self.config))))
 
 
 def config_dir() -> Path:
@@ -205,6 +208,15 @@ def valid_keys() -> list[str]:
     return [*_keys(OmegaConf.structured(Config)), *keys]
 
 
+def _literal(tree: Any) -> Any:
+    """Settings whose text OmegaConf reads as it is."""
+    if isinstance(tree, dict):
+        return {key: _literal(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_literal(value) for value in tree]
+    return literal(tree) if isinstance(tree, str) else tree
+
+
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     keys = []
     for name in config:
@@ -244,7 +256,7 @@ def _how_to_write(override: str) -> str:
     if value.startswith("~"):
         return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
     if value and value[0] not in "[{" and not key.startswith("-"):
-        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: '{key}=\"{value}\"'"
+        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: {shlex.quote(setting(key, value))}"
     return "settings are written as key=value, in Hydra's syntax"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.rewards.reward import metadata_columns
@@ -41,17 +43,15 @@ ODE = Window(0, 0)
 Lora = dict[str, Tensor]
 
 
-def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
-    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`.
-    Collective.
+def collect_policies(actor: Actor, dtype: torch.dtype, last: str = CURRENT) -> dict[str, Lora]:
+    """What training has to compare, in the engine's dtype, by label: the reference, every policy that the
+    actor holds, `last` at the end. Collective.
 
     In host memory: the device has no room for all beside the engine.
     """
-    adapter, ema = on_host(actor.lora_state(), dtype), actor.ema_state()
-    policies = {"base": without_effect(adapter)}
-    if ema is not None:
-        policies["ema"] = on_host(ema, dtype)
-    return policies | {"adapter": adapter}
+    held = {policy: on_host(dict(actor.weights(policy)), dtype) for policy in actor.policies}
+    ordered = [*(policy for policy in held if policy != last), last]
+    return {label(REFERENCE): without_effect(held[CURRENT])} | {label(p): held[p] for p in ordered}
 
 
 def on_host(lora: Lora, dtype: torch.dtype) -> Lora:
@@ -69,7 +69,8 @@ class Evaluator:
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/ and ema/ with the same; comparison.md, a table, and comparison.jpg, side by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg, side
+                                  by side
 
     What is there already from the same adapter and settings is not made again.
     """
@@ -84,8 +85,12 @@ class Evaluator:
         embed: EmbeddingCache,
         rewards: RewardMix,
         folder: Path,
+        writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
-        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        """writing: entered around every write to `folder` (RunDirectory.writing).
+
+        Raises DataError for prompts that cannot be used: now, and not at the first evaluation.
+        """
         evaluation = config.evaluation
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
@@ -95,7 +100,8 @@ class Evaluator:
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._embed, self._rewards, self._folder = embed, rewards, folder
+        self._embed, self._rewards = embed, rewards
+        self._folder, self._writing = folder, writing
         path = evaluation.prompts or config.data.prompts
         table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
@@ -139,7 +145,7 @@ class Evaluator:
         results = []
         for policy, lora in policies.items():
             checksum = self._deliver(lora, step)
-            folder = policy if policy == "base" else f"{place}/{policy}"
+            folder = policy if policy == label(REFERENCE) else f"{place}/{policy}"
             results.append(
                 {"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)}
             )
@@ -183,11 +189,11 @@ class Evaluator:
         """
 
         def write() -> None:
-            with writing(self._folder):
-                if here:
+            if here:
+                with self._writing(self._folder):
                     action()
 
-        together(write, OutputError)
+        raise_on_all_ranks(write, OutputError)
 
     def _save_images(self, folder: Path, batch: Trajectories) -> None:
         folder.mkdir(parents=True, exist_ok=True)

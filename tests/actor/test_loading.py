@@ -42,7 +42,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
             name: tensor.full_tensor()
             for name, tensor in base_tensors(actor._transformer.state_dict()).items()
         }
-        adapter = actor.lora_state()
+        adapter = dict(actor.weights())
     assert made.keys() == expected.keys()
     assert all(
         torch.equal(made[name], tensor) and made[name].dtype == torch.bfloat16

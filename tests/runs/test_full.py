@@ -143,7 +143,7 @@ def test_exported_weights_are_what_the_engine_computed_with(
     ("command", "options", "said"),
     [
         ("export", ("--merge",), "--merge is for adapters, and "),
-        ("export", ("--ema",), "--ema is for adapters, and "),
+        ("export", ("--policy", "ema"), "--policy ema is for adapters, and "),
         (
             "export",
             ("--model", "/nowhere"),
