@@ -89,6 +89,10 @@ class FSDPActor:
     def wake(self) -> None:
         self._pinned.onload()
 
+    @property
+    def transformer(self) -> nn.Module:
+        return self._transformer
+
     def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
         if self._pinned.offloaded:
             raise RuntimeError("the actor is asleep: wake() it before use")
