@@ -79,7 +79,7 @@ def test_peaks_are_booked_to_the_side_that_had_the_device():
 
 @pytest.fixture(scope="module")
 def config(tiny_model, tiny_prompts, tmp_path_factory):
-    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"))
+    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "actor.ema_decay=0.9")
 
 
 def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_path):
@@ -120,8 +120,20 @@ def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):
         for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
         actor.offload()
         assert all(torch.equal(for_the_engine[name], lora[name]) for name in lora)
-        with pytest.raises(RuntimeError, match="the actor is offloaded: onload"):
-            actor.velocity(None, CURRENT)
+        uses = {
+            "velocity": lambda: actor.velocity(None, CURRENT),
+            "apply_gradients": actor.apply_gradients,
+            "trained": lambda: list(actor.trained()),
+            "lora_state": actor.lora_state,
+            "load_lora_state": lambda: actor.load_lora_state(lora),
+            "ema_state": actor.ema_state,
+            "load_ema_state": lambda: actor.load_ema_state(lora),
+            "full_optimizer_state": lambda: list(actor.full_optimizer_state()),
+            "sharded_state": actor.sharded_state,
+        }
+        for name, use in uses.items():
+            with pytest.raises(RuntimeError, match="the actor is offloaded: onload"):
+                print(name, use())
         held = [t.to_local() for t in actor._transformer.parameters()]
         assert sum(t.untyped_storage().nbytes() for t in held) == 0
         actor.onload()

@@ -93,8 +93,7 @@ class FSDPActor:
         self._pinned.onload()
 
     def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
-        if self._pinned.offloaded:
-            raise RuntimeError("the actor is offloaded: onload() it before use")
+        self._require_onloaded()
         dtype = getattr(torch, self._config.actor.dtype)
         with self._adapter(adapter):
             return self._family.velocity(
@@ -107,7 +106,13 @@ class FSDPActor:
                 batched=self._config.actor.cfg == "batched",
             )
 
+    def _require_onloaded(self) -> None:
+        """Offloaded tensors have no memory: to read them does not raise, it ends the process."""
+        if self._pinned.offloaded:
+            raise RuntimeError("the actor is offloaded: onload() it before use")
+
     def apply_gradients(self) -> tuple[float, float]:
+        self._require_onloaded()
         norm = torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self._config.actor.optimizer.max_grad_norm
         )
@@ -126,6 +131,7 @@ class FSDPActor:
         return norm, lr
 
     def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        self._require_onloaded()
         for name, parameter in self._parameters.items():
             yield name, parameter.detach().to(dtype or parameter.dtype).full_tensor()
 
@@ -133,18 +139,22 @@ class FSDPActor:
         return dict(self.trained())
 
     def load_lora_state(self, state: dict[str, Tensor]) -> None:
+        self._require_onloaded()
         _load(self._parameters, state)
 
     def ema_state(self) -> dict[str, Tensor] | None:
+        self._require_onloaded()
         return {name: tensor.full_tensor() for name, tensor in self._ema.items()} or None
 
     def load_ema_state(self, state: dict[str, Tensor]) -> None:
+        self._require_onloaded()
         _load(self._ema, state)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
 
     def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        self._require_onloaded()
         return (
             (name, t.full_tensor() if isinstance(t, DTensor) else t)
             for name, t in self.optimizer_state().items()
@@ -155,6 +165,7 @@ class FSDPActor:
         return optimizer_tensors(self._optimizer, self._parameters)
 
     def sharded_state(self) -> dict[str, Tensor]:
+        self._require_onloaded()
         weights = (
             {name: parameter.detach() for name, parameter in self._parameters.items()} if self._full else {}
         )
