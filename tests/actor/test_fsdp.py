@@ -95,7 +95,7 @@ def test_sample_of_weight_zero_contributes_nothing(configured):
 
 
 def test_reference_is_the_base_model(configured):
-    """Bitwise, and the adapter is on again afterwards; also with gradients through both, and after an error."""
+    """Bitwise, and the adapter is on again afterwards; with gradients through both, and after an error."""
     config = configured()
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
     before = actor.velocity(point, CURRENT)

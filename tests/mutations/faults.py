@@ -866,4 +866,78 @@ FAULTS = (
         "engine + frozen + trained",
         "tests/planning/test_speed.py",
     ),
+    # what is written down, moved and allowed
+    Fault(
+        "omnirl_hpc/config/resume.py",
+        '    "steps",\n',
+        '    "steps",\n    "seed",\n',
+        "tests/config/test_resume.py",
+    ),
+    Fault(
+        "omnirl_hpc/config/resume.py",
+        "sorted(saved.keys() | current.keys())",
+        "sorted(current.keys())",
+        "tests/config/test_resume.py",
+    ),
+    Fault(
+        "omnirl_hpc/run_directory.py",
+        "if _step_of(line) < end",
+        "if _step_of(line) <= end",
+        "tests/test_run_directory.py",
+    ),
+    Fault(
+        "omnirl_hpc/run_directory.py",
+        "v if not isinstance(v, float) or math.isfinite(v) else None",
+        "v",
+        "tests/test_run_directory.py",
+    ),
+    Fault(
+        "omnirl_hpc/metrics/samples.py",
+        "reward if math.isfinite(reward) else None",
+        "reward if math.isfinite(reward) else 0.0",
+        "tests/metrics/test_samples.py",
+    ),
+    Fault(
+        "omnirl_hpc/rewards/runner.py",
+        "if error is None and len(scores) != count:",
+        "if False:",
+        "tests/rewards/test_runner.py",
+    ),
+    Fault(
+        "omnirl_hpc/rewards/runner.py",
+        "[score if math.isfinite(score) else math.nan for score in scores]",
+        "[score if math.isfinite(score) else 0.0 for score in scores]",
+        "tests/rewards/test_runner.py",
+    ),
+    Fault(
+        "omnirl_hpc/pinned.py",
+        "if entry.host is None or not entry.frozen]",
+        "if entry.host is None]",
+        "tests/test_pinned.py",
+    ),
+    Fault(
+        "omnirl_hpc/pinned.py",
+        "        if not self.offloaded:\n            _to_host(self._changing())",
+        "        _to_host(self._changing())",
+        "tests/test_pinned.py",
+    ),
+    Fault(
+        "omnirl_hpc/pinned.py",
+        "host.storage_offset() + tensor.storage_offset()",
+        "host.storage_offset()",
+        "tests/rollout/vllm_omni/test_sleep.py",
+    ),
+    Fault("omnirl_hpc/planning/residency.py", "0.9", "1.0", "tests/planning/test_residency.py"),
+    Fault(
+        "omnirl_hpc/planning/qwen_image.py",
+        "attention + 2.5 * attention",
+        "attention + 2 * attention",
+        "tests/planning/test_qwen_image.py",
+    ),
+    Fault(
+        "omnirl_hpc/planning/qwen_image.py",
+        "self.layers * rank * sum(i + o for",
+        "self.layers * rank * sum(o + o for",
+        "tests/planning/test_qwen_image.py",
+    ),
 )

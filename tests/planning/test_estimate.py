@@ -53,7 +53,7 @@ def storage_bytes(tensors) -> int:
 
 
 def nearly(expected: float, but: float = 1e-3) -> object:
-    """But for what a plan leaves out: steps of the optimizer and other scalars, where nothing else is named."""
+    """But for what a plan leaves out: scalars, such as the steps of the optimizer, unless told."""
     return pytest.approx(expected, rel=but)
 
 
@@ -145,7 +145,7 @@ def test_activations_of_the_tiny_recipe(tiny_model, tiny_prompts, tmp_path, chec
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
         saved = saved_bytes(actor, training_point(config))
     part = "actor: inputs of blocks" if checkpointing else "actor: activations"
-    # Beside the blocks' inputs a checkpointed pass keeps what is before and after them, of one block's inputs.
+    # Beside the blocks' inputs a checkpointed pass keeps some of what is before and after them.
     assert needed[part] == nearly(saved, but=0.05 if checkpointing else 0.02)
 
 
@@ -212,8 +212,8 @@ def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
 @pytest.mark.parametrize(
     "overrides, samples",
     [
-        # 512 images over 4 ranks. Latents at the 3 edges of a window of 2, in fp32; embeddings of two branches,
-        # in bf16; the image itself.
+        # 512 images over 4 ranks. Latents at the 3 edges of a window of 2, in fp32; embeddings of two
+        # branches, in bf16; the image itself.
         ((), 128 * (3 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE)),
         (
             ("sampling.true_cfg_scale=1.0",),

@@ -152,7 +152,7 @@ def test_misuse_is_an_error():
 
 
 def test_what_was_begun_ends_with_finish():
-    """A pipeline that goes on, or is called again, without `begin` would draw the last call's noise once more."""
+    """A pipeline that is called again without `begin` would draw the last call's noise once more."""
     recorder = RecordingScheduler.make(SCHEDULER, "sde", 0.7)
     x = torch.zeros(1, *SHAPE)
     recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE), SCHEDULE)
