@@ -12,13 +12,13 @@ import torch.distributed as dist
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
 from omnirl_hpc.algorithms import FlowGRPO
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
@@ -118,7 +118,7 @@ def test_reference_is_the_base_model(configured):
     after.sum().backward()
     assert sum(p.grad is not None for p in actor._parameters.values()) > 40
 
-    with pytest.raises(ValueError, match="unknown adapter set 'teacher'"):
+    with pytest.raises(ValueError, match="the actor holds no policy 'teacher'; it holds current"):
         actor.velocity(point, "teacher")
     with pytest.raises(AttributeError):
         actor.velocity(None, REFERENCE)
@@ -159,7 +159,7 @@ def test_kl_to_the_reference_has_plain_autograds_gradient(configured):
 def test_gradients_that_are_not_finite_stop_the_run(configured):
     config = configured()
     actor = make_actor(config)
-    before = actor.lora_state()
+    before = dict(actor.weights())
     before = {name: tensor.clone() for name, tensor in before.items()}
     for value in (math.nan, math.inf):
         for parameter in actor._parameters.values():
@@ -169,7 +169,7 @@ def test_gradients_that_are_not_finite_stop_the_run(configured):
             NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"
         ):
             actor.apply_gradients()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.lora_state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.weights())
 
 
 def test_gradients_are_clipped_cleared_and_reported(configured):
@@ -178,7 +178,7 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
         "actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2"
     )
     actor = make_actor(config)
-    before = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+    before = {name: tensor.clone() for name, tensor in actor.weights()}
     count = sum(p.numel() for p in actor._parameters.values())
     rates = []
     for _ in range(3):
@@ -192,11 +192,11 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
     # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4
     # a step
     decay = math.prod(1 - lr * 1e-4 for lr in rates)
-    for name, tensor in actor.lora_state().items():
+    for name, tensor in actor.weights():
         torch.testing.assert_close(tensor, before[name] * decay, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("giving_up", ["rollback", "offload"])
+@pytest.mark.parametrize("giving_up", ["rollback", "sleep"])
 def test_gradients_of_a_step_that_was_given_up_do_not_reach_the_next(configured, giving_up):
     """A stop between two micro-batches leaves half an update's gradients behind."""
     config = configured()
@@ -206,8 +206,8 @@ def test_gradients_of_a_step_that_was_given_up_do_not_reach_the_next(configured,
     accumulate_gradients(actor, FlowGRPO(config), points[:1], Accumulator(CPU), go_on, first=True)
     assert list(actor.gradients())
     getattr(actor, giving_up)()
-    if giving_up == "offload":
-        actor.onload()
+    if giving_up == "sleep":
+        actor.wake()
     assert list(actor.gradients()) == []
     assert largest_difference(gradients(actor, config, points), expected) == 0
 
@@ -223,7 +223,7 @@ def test_a_rolled_back_update_was_never_made(configured):
         return actor.apply_gradients()[1]
 
     def state() -> dict[str, torch.Tensor]:
-        whole = actor.lora_state() | dict(actor.full_optimizer_state())
+        whole = dict(actor.weights()) | dict(actor.full_optimizer_state())
         return {name: tensor.clone() for name, tensor in whole.items()}
 
     assert learn() == pytest.approx(0.01 / 8)
@@ -248,7 +248,7 @@ def test_a_learning_rate_schedule_goes_on_in_another_actor(configured):
         for parameter in first._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         first.apply_gradients()
-    second.load_lora_state(first.lora_state())
+    second.load(CURRENT, dict(first.weights()))
     for name, tensor in second.sharded_state().items():
         tensor.copy_(first.sharded_state()[name])
     second.load_scheduler_state(json.loads(json.dumps(first.scheduler_state())))
@@ -256,8 +256,8 @@ def test_a_learning_rate_schedule_goes_on_in_another_actor(configured):
         for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         assert actor.apply_gradients()[1] == pytest.approx(0.01 * 4 / 8)
-    after = second.lora_state()
-    assert all(torch.equal(tensor, after[name]) for name, tensor in first.lora_state().items())
+    after = dict(second.weights())
+    assert all(torch.equal(tensor, after[name]) for name, tensor in first.weights())
 
 
 def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
@@ -271,7 +271,11 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         points = make_points(config, rows, micro_batch=2)
         some = actor._parameters["transformer_blocks.0.attn.to_q.lora_A.weight"]
         local = some.to_local().numel() / some.numel()
-        result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
+        result = {
+            "gradients": gradients(actor, config, points),
+            "local": local,
+            "before": dict(actor.weights()),
+        }
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
         result["base"] = {
             k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()
@@ -279,7 +283,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
-        result |= {"metrics": metrics.reduce(), "after": actor.lora_state()}
+        result |= {"metrics": metrics.reduce(), "after": dict(actor.weights())}
         result["dtypes"] = {p.dtype for p in lora_parameters(actor._transformer).values()}
         results[name] = result
     return results
@@ -322,7 +326,7 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         assert rank["bf16"]["dtypes"] == {torch.float32}
         assert rank["bf16"]["metrics"]["grad_norm"] > 0
         before, after = rank["bf16"]["before"], rank["bf16"]["after"]
-        assert before.keys() == single.lora_state().keys()
+        assert before.keys() == dict(single.weights()).keys()
         moved = {k for k in before if not torch.equal(before[k], after[k])}
         assert len(moved) > 40
         # fp32 values, not bf16 ones in fp32 clothes

@@ -13,8 +13,8 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
@@ -178,7 +178,7 @@ def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
         actor = FSDPActor(config, rollout.family, ALONE, CPU)
         receipts = [deliver_lora(rollout.engine, collect_lora(actor, torch.float32), version=1)]
         old = rollout.generate()
-        saved = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+        saved = {name: tensor.clone() for name, tensor in actor.weights()}
         for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         actor.apply_gradients()
