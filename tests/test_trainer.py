@@ -267,6 +267,7 @@ def test_an_algorithm_is_told_of_the_end_of_every_step(configured, monkeypatch):
 
     def after_step(self, step):
         told.append((step, "after_step"))
+        return ()
 
     monkeypatch.setattr(FlowGRPO, "after_step", after_step)
     monkeypatch.setattr(FSDPActor, "apply_gradients", noted(FSDPActor.apply_gradients, told, "update"))

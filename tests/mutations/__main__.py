@@ -64,9 +64,10 @@ def is_caught(fault: Fault, copy: Path) -> bool:
         code = run_tests(copy, fault.tests, quiet=True)
     finally:
         file.write_text(whole)
-    verdict = {PASSED: "NOT CAUGHT", FAILED: "caught"}.get(code, f"CANNOT TELL (pytest ends with {code})")
+    caught = code == FAILED or code < 0  # by a signal: memory that is not there was read
+    verdict = "caught" if caught else "NOT CAUGHT" if code == PASSED else f"CANNOT TELL (pytest: {code})"
     print(f"{verdict}: {fault} ({time.monotonic() - started:.0f} s)", flush=True)
-    return code == FAILED
+    return caught
 
 
 def run_tests(copy: Path, tests: list[str] | tuple[str, ...], quiet: bool = False) -> int:
