@@ -97,12 +97,22 @@ class Trainer:
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = make_sync(self.actor, self.engine, getattr(torch, config.rollout.dtype))
         self.receipt: Receipt | None = None  # of the last sync
-        self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
+        self.hashes = StepHashes(run, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
             self.evaluator = Evaluator(
-                config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation
+                config,
+                self.family,
+                layout,
+                device,
+                self.engine,
+                self.embed,
+                self.rewards,
+                run.evaluation,
+                run.writing,
             )
-        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
+        checkpointer = Checkpointer(
+            run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds, run.require_lock
+        )
         self.state = RunState(
             loaded,
             run,
@@ -262,7 +272,7 @@ class Trainer:
             return
         images = batch.images[:count].permute(0, 2, 3, 1).cpu().numpy()
         prompts = [groups[g].prompt for g in batch.group[:count].tolist()]
-        save_samples(self.run.samples, step, images, prompts, scored.rewards[scored.own][:count].tolist())
+        save_samples(self.run, step, images, prompts, scored.rewards[scored.own][:count].tolist())
 
     def report(self, step: int, metrics: Accumulator, scored: ScoredStep) -> dict[str, float]:
         """The metrics of a step, the same on every rank but for times and memory, which are this rank's."""

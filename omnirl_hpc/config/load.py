@@ -6,8 +6,9 @@ import difflib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -18,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
-from omnirl_hpc.config.quoting import setting
+from omnirl_hpc.config.quoting import literal, setting
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -45,7 +46,7 @@ class LoadedConfig:
 
     def to_yaml(self) -> str:
         """The effective configuration, as it is stored with the run."""
-        return OmegaConf.to_yaml(OmegaConf.structured(self.config))
+        return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(self.config))))
 
 
 def config_dir() -> Path:
@@ -205,6 +206,15 @@ def valid_keys() -> list[str]:
         key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")
     ]
     return [*_keys(OmegaConf.structured(Config)), *keys]
+
+
+def _literal(tree: Any) -> Any:
+    """Settings whose text OmegaConf reads as it is."""
+    if isinstance(tree, dict):
+        return {key: _literal(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_literal(value) for value in tree]
+    return literal(tree) if isinstance(tree, str) else tree
 
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:

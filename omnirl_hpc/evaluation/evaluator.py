@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
@@ -83,8 +84,12 @@ class Evaluator:
         embed: EmbeddingCache,
         rewards: RewardMix,
         folder: Path,
+        writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
-        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        """writing: entered around every write to `folder` (RunDirectory.writing).
+
+        Raises DataError for prompts that cannot be used: now, and not at the first evaluation.
+        """
         evaluation = config.evaluation
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
@@ -94,7 +99,8 @@ class Evaluator:
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._embed, self._rewards, self._folder = embed, rewards, folder
+        self._embed, self._rewards = embed, rewards
+        self._folder, self._writing = folder, writing
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
@@ -181,11 +187,11 @@ class Evaluator:
         """
 
         def write() -> None:
-            with writing(self._folder):
-                if here:
+            if here:
+                with self._writing(self._folder):
                     action()
 
-        together(write, OutputError)
+        raise_on_all_ranks(write, OutputError)
 
     def _save_images(self, folder: Path, batch: Trajectories) -> None:
         folder.mkdir(parents=True, exist_ok=True)

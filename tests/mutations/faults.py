@@ -954,4 +954,17 @@ FAULTS = (
         "self.layers * rank * sum(o + o for",
         "tests/planning/test_qwen_image.py",
     ),
+    # agreeing on a stop
+    Fault(
+        "omnirl_hpc/launch/stop.py",
+        "        dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n",
+        "",
+        "tests/launch/test_stop.py",
+    ),
+    Fault(
+        "omnirl_hpc/launch/stop.py",
+        "dist.all_reduce(flag, op=dist.ReduceOp.MAX)",
+        "dist.all_reduce(flag, op=dist.ReduceOp.MIN)",
+        "tests/launch/test_stop.py",
+    ),
 )
