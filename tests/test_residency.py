@@ -135,7 +135,7 @@ def test_an_actor_used_asleep_says_so_and_holds_no_memory(config):
             "weights": lambda: list(actor.weights()),
             "weights of another policy": lambda: list(actor.weights(EMA)),
             "load": lambda: actor.load(CURRENT, lora),
-            "blend": lambda: actor.blend(Blend(EMA, CURRENT, 0.5)),
+            "blend": lambda: actor.blend(Blend(EMA, 0.5)),
             "full_optimizer_state": lambda: list(actor.full_optimizer_state()),
             "sharded_state": actor.sharded_state,
         }
