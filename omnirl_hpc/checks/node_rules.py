@@ -11,10 +11,12 @@ from pathlib import Path
 from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.checkpoints.files import checkpoint_path, steps_in
 from omnirl_hpc.checks.require import one_of, require
+from omnirl_hpc.checks.supported import find_unsupported, where_it_may_be
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.installation import is_installed
+from omnirl_hpc.models.spec import find_spec
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -62,15 +64,30 @@ def paths_exist(config: Config, world_size: int) -> None:
             f"{key}={value}: ~ is not read as your home here; write $HOME",
         )
     model = Path(config.model.path)
+    hint = where_it_may_be(config.model.path)
     require(
         (model / "model_index.json").is_file(),
-        f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist",
+        f"model.path={model} is not a diffusers checkpoint: {model / 'model_index.json'} does not exist"
+        + (f"; {hint}" if hint else ""),
     )
     mixed = (Path(config.run_dir) / "model_index.json").exists()
     require(not mixed, f"run_dir={config.run_dir} holds a model: a run needs a folder of its own")
     for key, value in files.items():
         require(value is None or Path(value).exists(), f"{key}={value} does not exist")
-        require(value is None or Path(value).is_file(), f"{key}={value} is a folder, not a file")
+        require(
+            value is None or Path(value).is_file(),
+            f"{key}={value} is a folder, not a file; omnirl-hpc prompts OUT.parquet --from {value} makes one "
+            "table of its parquet files",
+        )
+
+
+def model_is_supported(config: Config, world_size: int) -> None:
+    family = find_spec(config.model.family)
+    require(
+        not (problems := find_unsupported(Path(config.model.path), family)),
+        f"model.path={config.model.path} is not a checkpoint that model.family={config.model.family} "
+        f"({family.title}) can train: {'; '.join(problems)}",
+    )
 
 
 def init_adapter_fits(config: Config, world_size: int) -> None:
@@ -118,6 +135,7 @@ NODE_RULES = (
     compiler_is_there,
     reward_packages_are_installed,
     paths_exist,
+    model_is_supported,
     init_adapter_fits,
     trackers_are_installed,
     step_to_resume_is_there,
