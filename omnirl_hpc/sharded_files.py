@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from omnirl_hpc.errors import OmniRLError
 
@@ -43,7 +43,7 @@ ALLOWED = {
 
 
 class RefusedError(pickle.UnpicklingError):
-    """A file names something else than the metadata of tensors."""
+    """Metadata names something that no checkpoint of tensors needs."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -61,17 +61,13 @@ class TensorFileReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with Path(self._get_metadata_path(kwargs.get("rank"))).open("rb") as file:
             metadata = _Unpickler(file).load()
-        _require_tensors(metadata)
+        _require_own_files(metadata)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
 
-def _require_tensors(metadata: Any) -> None:
-    """Raise RefusedError for what is no metadata of tensors, whose files lie in the folder itself."""
-    if not isinstance(metadata, Metadata):
-        raise RefusedError(f".metadata holds {type(metadata).__name__}, not Metadata")
-    if not all(isinstance(found, TensorStorageMetadata) for found in metadata.state_dict_metadata.values()):
-        raise RefusedError(".metadata describes something else than tensors")
+def _require_own_files(metadata: Metadata) -> None:
+    """Raise RefusedError for tensors whose files do not lie in the folder itself."""
     for stored in metadata.storage_data.values():
         if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
             raise RefusedError(f".metadata names the file {stored.relative_path}, which is not beside it")

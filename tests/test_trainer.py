@@ -295,9 +295,9 @@ def noted(method, calls, name):
 class ProbedTrainer(ObservedTrainer):
     """Fits the engine's micro-batch before the first step, as on a GPU."""
 
-    def train(self):
+    def train(self, start):
         self.fit_micro_batch(0)
-        return super().train()
+        return super().train(start)
 
 
 def test_fitting_the_micro_batch_uses_up_no_prompt(configured, run, monkeypatch):
