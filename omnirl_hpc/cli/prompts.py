@@ -15,19 +15,29 @@ SHOWN_FAULTS = 20
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc prompts",
-        description="Write a prompt table in parquet, made (OUT --kind ocr --count N) or converted (OUT --from FILE), "
-        "or check one (--check FILE).",
+        description="Write a prompt table in parquet, made (OUT --kind ocr --count N, OUT --kind glyph) or "
+        "converted (OUT --from FILE), or check one (--check FILE).",
     )
     parser.add_argument("out", type=Path, nargs="?", help="file to write")
-    parser.add_argument("--kind", choices=["ocr"], help="ocr: scenes with a quoted text to render")
-    parser.add_argument("--count", type=int, help="number of prompts")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kind",
+        choices=["ocr", "glyph"],
+        help="ocr: scenes with a quoted text to render | glyph: the words that the Glyph model draws",
+    )
+    parser.add_argument("--count", type=int, help="with --kind ocr: number of prompts")
+    parser.add_argument("--seed", type=int, default=0, help="with --kind ocr")
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="with --kind glyph: the words for evaluation, not those for training",
+    )
     parser.add_argument(
         "--from",
         type=Path,
         dest="source",
         metavar="FILE",
-        help=".txt (a prompt a line, its target between double quotes), .jsonl, .csv or .parquet (ours or verl-omni's)",
+        help=".txt (a prompt a line, its target between double quotes), .jsonl, .csv or .parquet (ours or "
+        "verl-omni's)",
     )
     parser.add_argument(
         "--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used"
@@ -46,15 +56,20 @@ def run(arguments: Sequence[str]) -> None:
         check_table(options.check, _token_counter(options.family, options.model) if options.model else None)
     elif options.out is not None and options.source is not None and options.kind is None:
         convert_table(options.source, options.out)
+    elif options.out is not None and options.kind == "glyph" and options.source is options.count is None:
+        write_glyph_words(options.out, options.held_out)
     elif (
         options.out is not None
-        and options.kind is not None
+        and options.kind == "ocr"
         and options.count is not None
         and options.source is None
     ):
         write_table(options.out, options.count, options.seed)
     else:
-        parser.error("say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE")
+        parser.error(
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE, "
+            "or --check FILE"
+        )
 
 
 def write_table(out: Path, count: int, seed: int) -> None:
@@ -65,6 +80,14 @@ def write_table(out: Path, count: int, seed: int) -> None:
     with _new_file(out):
         write_ocr_table(str(out), count, seed)
     print(f"wrote {count} prompts to {out}")
+
+
+def write_glyph_words(out: Path, held_out: bool) -> None:
+    from omnirl_hpc.data.glyph_words import HELD_OUT, TRAINING, write_glyph_table
+
+    with _new_file(out):
+        write_glyph_table(str(out), held_out)
+    print(f"wrote {len(HELD_OUT if held_out else TRAINING)} prompts to {out}")
 
 
 def convert_table(source: Path, out: Path) -> None:

@@ -172,6 +172,7 @@ class OcrConfig(RewardPartConfig):
 
     name: str = "ocr"
     min_confidence: float = 0.5  # of a recognised line; less is not read
+    detect: bool = True  # find the lines first; false: the image is one line, as Glyph's are (far less time)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 # Workers are processes, and sums that depend on a number of threads are not reproducible.
 ONE_THREAD = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
+# The recogniser alone, on images as wide as they are: RapidOCR would widen them to 320 x 48 pixels.
+ONE_LINE = {"Global.use_det": False, "Rec.rec_img_shape": [3, 48, 48]}
 
 
 class Ocr(Reward):
@@ -33,6 +35,7 @@ class Ocr(Reward):
                 "Global.text_score": settings.min_confidence,
                 "Global.use_cls": False,  # does not turn lines that stand on their heads
                 "Global.log_level": "error",
+                **({} if settings.detect else ONE_LINE),
                 **ONE_THREAD,
             }
         )
