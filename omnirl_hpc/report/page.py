@@ -199,7 +199,7 @@ def spread(items: list[int], count: int) -> list[int]:
 
 def picture(path: Path, sample: Line) -> str:
     """An image with its prompt and score; nothing where the file is not there or not whole."""
-    source = inline_jpeg(path, IMAGE_PIXELS)
+    source = inline_jpeg(path, IMAGE_PIXELS, enlarge=True)
     if source is None:
         return ""
     reward = "no reward" if sample["reward"] is None else f"{sample['reward']:.4g}"
@@ -210,13 +210,19 @@ def picture(path: Path, sample: Line) -> str:
     )
 
 
-def inline_jpeg(path: Path, pixels: int) -> str | None:
+def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
+    """As the source of an <img>, its longer side `pixels` at most, or exactly: JPEG in the size of a small image
+    would smear its colours. None where the file is not there or not whole.
+    """
     try:
         with Image.open(path) as image:
             image = image.convert("RGB")
     except (OSError, UnidentifiedImageError):
         return None
-    image.thumbnail((pixels, pixels))
+    scale = pixels / max(image.size)
+    if enlarge or scale < 1:
+        size = (round(image.width * scale), round(image.height * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=82)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
