@@ -17,7 +17,10 @@ class Actor(Protocol):
 
     policies: tuple[str, ...]  # those whose weights it holds; the reference is what is left without them
     adapter_config: dict[str, Any] | None  # PEFT's settings of the adapter; None where weights are trained
-    updates: int  # optimizer steps so far
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
         """[B, S, C] guided velocity that a policy, or the reference, predicts."""
