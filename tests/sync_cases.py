@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import standard_normal
 
 SOME = "transformer_blocks.1.attn.to_q.weight"

@@ -141,6 +141,7 @@ def test_optional_packages_stay_where_they_belong(name):
         ["omnirl_hpc.cli.export", "omnirl_hpc.cli.evaluate", "omnirl_hpc.checkpoints.adapters"],
         ["omnirl_hpc.cli.status", "omnirl_hpc.cli.report", "omnirl_hpc.evaluation.results"],
         ["omnirl_hpc.run_directory", "omnirl_hpc.errors"],
+        ["omnirl_hpc.models.spec", "omnirl_hpc.models.qwen_image.spec"],
         # what a reward worker imports
         ["omnirl_hpc.rewards", "omnirl_hpc.rewards.runner", "omnirl_hpc.rewards.reward"],
         sorted(name for name in MODULES if room(name) == "rewards" and name != "omnirl_hpc.rewards.gather"),

@@ -8,8 +8,8 @@ import torch
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine

@@ -7,8 +7,8 @@ import torch
 
 from omnirl_hpc.errors import SyncError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import Receipt

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from omnirl_hpc.algorithms import Algorithm
     from omnirl_hpc.config.schema import Config
     from omnirl_hpc.layout import Layout
-    from omnirl_hpc.models import ModelFamily
+    from omnirl_hpc.models.family import ModelFamily
 
 
 def make_actor(

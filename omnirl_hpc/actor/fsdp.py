@@ -26,7 +26,7 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, NonFiniteError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import ActorConfig, Config
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters, peft_config
 
 

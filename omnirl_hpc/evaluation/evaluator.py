@@ -22,7 +22,7 @@ from omnirl_hpc.evaluation.results import read_result, write_comparison, write_r
 from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import ModelConfig
+from omnirl_hpc.models.spec import FamilySpec
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.trajectories import TextEmbeds
 
@@ -19,6 +20,7 @@ from omnirl_hpc.sampling.trajectories import TextEmbeds
 class ModelFamily(ABC):
     """One family, bound to a checkpoint and an image size."""
 
+    spec: FamilySpec  # which checkpoints it can train; a family of ours has it in spec.py beside it
     lora_targets: tuple[str, ...]  # PEFT target_modules of the published recipes
     max_text_tokens: int  # longer prompts are an error
 

@@ -8,7 +8,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.embeddings import EmbeddingCache, padded_length
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.windows import draw_window

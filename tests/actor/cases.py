@@ -14,8 +14,8 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal

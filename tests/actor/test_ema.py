@@ -12,7 +12,7 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import apply_gradients
 from omnirl_hpc.errors import CheckpointError
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, EMA
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.loading import fill_from_files
 from omnirl_hpc.errors import DataError
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, base_tensors, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 FILE = "diffusion_pytorch_model.safetensors"

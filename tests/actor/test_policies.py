@@ -9,7 +9,7 @@ import torch.distributed as dist
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.trained import TrainedAdapter
 from omnirl_hpc.layout import make_layout
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, OLD, REFERENCE, Blend, label, policy_of
 from tests.actor.cases import SAMPLES, largest_difference, make_points
 from tests.helpers import CPU, fill_adapter, make_config, one_rank_group, run_ranks

@@ -28,8 +28,8 @@ from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
 NAMES = ("block.to_q.lora_A.weight", "block.to_q.lora_B.weight")

@@ -14,8 +14,8 @@ from omnirl_hpc.config.load import load_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.planning.estimate import Estimate, estimate
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine

@@ -13,8 +13,8 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.embeddings import EmbeddingCache

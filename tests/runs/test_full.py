@@ -16,7 +16,7 @@ from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP, ODE
 from omnirl_hpc.hashing import stream_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sync import confirm_weights, send_weights

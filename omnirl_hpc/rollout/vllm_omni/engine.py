@@ -17,7 +17,7 @@ from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest

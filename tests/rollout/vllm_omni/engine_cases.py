@@ -19,8 +19,8 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import TORCH_SETTINGS
