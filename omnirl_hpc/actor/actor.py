@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
+from omnirl_hpc.sampling.streams import Streams
 
 
 class Actor(Protocol):
@@ -16,8 +17,8 @@ class Actor(Protocol):
 
     lora_targets: tuple[str, ...]  # empty where all weights are trained
 
-    def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
-        """[B, S, C] guided velocity under an adapter set of the algorithm."""
+    def velocity(self, point: TrainingPoint, adapter: str) -> Streams:
+        """The guided velocity of each stream, shaped as its latents, under an adapter set of the algorithm."""
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning

@@ -26,9 +26,10 @@ from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, ConfigError, NonFiniteError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
+from omnirl_hpc.models.family import ModelFamily, Numerics
 from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
+from omnirl_hpc.sampling.streams import Streams
 
 
 class FSDPActor:
@@ -37,6 +38,8 @@ class FSDPActor:
     def __init__(self, config: Config, family: ModelFamily, layout: Layout, device: torch.device) -> None:
         self._config = config
         self._family = family
+        self._guidance = family.guidance(config.sampling)
+        self._numerics = Numerics(batched_cfg=config.actor.cfg == "batched")
         self._full = config.actor.train == "full"
         transformer = family.empty_transformer(
             torch.float32 if self._full else getattr(torch, config.actor.dtype)
@@ -92,7 +95,7 @@ class FSDPActor:
     def onload(self) -> None:
         self._pinned.onload()
 
-    def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
+    def velocity(self, point: TrainingPoint, adapter: str) -> Streams:
         if self._pinned.offloaded:
             raise RuntimeError("the actor is offloaded: onload() it before use")
         dtype = getattr(torch, self._config.actor.dtype)
@@ -101,10 +104,10 @@ class FSDPActor:
                 self._transformer,
                 point.latents,
                 point.timesteps,
-                point.text.in_dtype(dtype),
-                None if point.negative is None else point.negative.in_dtype(dtype),
-                self._config.sampling.true_cfg_scale,
-                batched=self._config.actor.cfg == "batched",
+                _in_dtype(point.conditions, dtype),
+                None if point.negative is None else _in_dtype(point.negative, dtype),
+                self._guidance,
+                self._numerics,
             )
 
     def apply_gradients(self) -> tuple[float, float]:
@@ -200,6 +203,14 @@ class FSDPActor:
             yield
         finally:
             self._transformer.enable_adapters()
+
+
+def _in_dtype(conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks and token ids stay as they are."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in conditions.items()
+    }
 
 
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms.algorithm import CURRENT, Algorithm, TrainingPoint
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.sampling.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,12 @@ def accumulate_gradients(
             with torch.set_grad_enabled(adapter == CURRENT):
                 velocities[adapter] = actor.velocity(point, adapter)
         if first:
-            _measure_gap(algorithm, point, velocities[CURRENT].detach(), metrics)
+            _measure_gap(
+                algorithm,
+                point,
+                {name: velocity.detach() for name, velocity in velocities[CURRENT].items()},
+                metrics,
+            )
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -97,7 +102,7 @@ def apply_gradients(actor: Actor, metrics: Accumulator) -> None:
     metrics.set("lr", lr)
 
 
-def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Tensor, metrics: Accumulator) -> None:
+def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Streams, metrics: Accumulator) -> None:
     gap = algorithm.before_first_update(point, velocity)
     if gap is not None:
         metrics.add_max(LARGEST_GAP, gap.max())

@@ -18,6 +18,7 @@ from omnirl_hpc.actor.update import (
 from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.sampling.streams import LATENTS, map_streams
 from tests.helpers import CPU, go_on, one_rank_group
 
 
@@ -30,7 +31,7 @@ class OneNumber:
 
     def velocity(self, point, adapter):
         self.calls.append((adapter, torch.is_grad_enabled()))
-        return point.latents * (self.theta if adapter == CURRENT else 0.0)
+        return map_streams(lambda x: x * (self.theta if adapter == CURRENT else 0.0), point.latents)
 
     def apply_gradients(self):
         self.gradients.append(float(self.theta.grad))
@@ -48,7 +49,7 @@ class SumOfVelocity:
         self.adapters = adapters
 
     def log_prob(self, point, velocity):
-        return velocity.flatten(1).sum(dim=1)
+        return velocity[LATENTS].flatten(1).sum(dim=1)
 
     def before_first_update(self, point, velocity):
         point.extras["seen"] = self.log_prob(point, velocity)
@@ -72,7 +73,13 @@ def point(
     count = len(latents)
     extras = {"rollout_log_prob": torch.tensor(recorded), "old_log_prob": torch.zeros(count)}
     return TrainingPoint(
-        values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras
+        {LATENTS: values},
+        {LATENTS: torch.zeros(count)},
+        {},
+        None,
+        torch.tensor(advantages),
+        torch.tensor(weights),
+        extras,
     )
 
 
