@@ -129,14 +129,16 @@ def random_adapter(config, family, device: torch.device) -> dict[str, Tensor]:
 
 def make_requests(tokens: int, count: int) -> list:
     from omnirl_hpc.rollout.engine import SampleRequest
+    from omnirl_hpc.sampling.samples import SampleIdentity
     from omnirl_hpc.sampling.windows import Window
 
     text, negative = (
-        standard_normal((length, 3584), name).bfloat16()
+        {"embeds": standard_normal((length, 3584), name).bfloat16()}
         for name, length in (("text", tokens - 8), ("negative", 8))
     )
     return [
-        SampleRequest(0, 0, 0, "prompt", i, Window(i % 4, 2), text, negative, tokens) for i in range(count)
+        SampleRequest(SampleIdentity(0, 0, "prompt", i), 0, Window(i % 4, 2), text, negative, tokens)
+        for i in range(count)
     ]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples
 
 
 def roll_out(
@@ -22,7 +20,7 @@ def roll_out(
     groups: Sequence[Group],
     check_stop: Callable[[], None],
     num_steps: int | None = None,
-) -> Trajectories:
+) -> Samples:
     """This rank's samples. Each micro-batch is submitted to `rewards` while the next one is generated.
 
     The ranks of a replica generate the same samples together; of every k samples each takes one. `check_stop`
@@ -35,7 +33,18 @@ def roll_out(
         made += len(batch)
         batch = batch[first::k]
         if len(batch):
-            images = batch.images.permute(0, 2, 3, 1).cpu().numpy()
-            rewards.submit(RewardBatch(images, [groups[g].prompt for g in batch.group.tolist()]))
+            rewards.submit(reward_batch(batch, groups))
             own.append(batch)
-    return torch.cat(own)
+    return Samples.cat(own)
+
+
+def reward_batch(batch: Samples, groups: Sequence[Group]) -> RewardBatch:
+    """What rewards see of samples."""
+    media = batch.media
+    return RewardBatch(
+        frames=media.frames.permute(0, 1, 3, 4, 2).numpy(),
+        prompts=[groups[group].prompt for group in batch.group.tolist()],
+        audio=None if media.audio is None else media.audio.numpy(),
+        fps=media.fps,
+        sample_rate=media.sample_rate,
+    )

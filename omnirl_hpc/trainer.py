@@ -35,12 +35,12 @@ from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
-from omnirl_hpc.rollout.embeddings import EmbeddingCache
+from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.rollout.engine import Receipt
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sync import make_sync
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Trainer:
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
         self.trackers, self.progress = trackers, ProgressDisplay(config.steps, layout.rank)
         self.family = find_class("model", config.model.family)(config.model)
-        check_prompt_lengths(config, self.family.count_text_tokens)
+        check_prompt_lengths(config, self.family)
         self.sampler = GroupSampler(
             PromptTable(config.data.prompts),
             config.data.prompts_per_step,
@@ -91,7 +91,7 @@ class Trainer:
         if config.residency == "swap":
             self.actor.sleep()  # engine and actor may not fit together, not even while they are built
         self.engine = make_engine(config, self.family, layout, device, timer)
-        self.embed = EmbeddingCache(self.engine.encode, config.rollout.embedding_cache_size)
+        self.encode = ConditionCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
         sides = {ROLLOUT: [self.engine], ACTOR: [self.actor]}
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
@@ -100,7 +100,7 @@ class Trainer:
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
             self.evaluator = Evaluator(
-                config, self.family, layout, device, self.engine, self.embed, self.rewards, run.evaluation
+                config, self.family, layout, device, self.engine, self.encode, self.rewards, run.evaluation
             )
         checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
         self.state = RunState(
@@ -147,7 +147,7 @@ class Trainer:
         groups = self.sampler.next_groups()
 
         with self.timer.phase("encode"):
-            requests = make_requests(self.config, self.family, self.embed, self.layout, step, groups)
+            requests = make_requests(self.config, self.family, self.encode, self.layout, step, groups)
         with self.timer.phase("rollout"):  # rewards are scored meanwhile
             batch = roll_out(self.engine, self.rewards, self.layout, requests, groups, self.check_stop)
         with self.timer.phase("reward_exposed"):
@@ -199,7 +199,7 @@ class Trainer:
         """
         cursor = self.sampler.cursor
         requests = make_requests(
-            self.config, self.family, self.embed, self.layout, step, self.sampler.next_groups()
+            self.config, self.family, self.encode, self.layout, step, self.sampler.next_groups()
         )
         self.sampler.cursor = cursor
         longest, strict = self.config.data.text_lengths[-1], self.config.determinism == "strict"
@@ -210,7 +210,7 @@ class Trainer:
         self.stop.check(self.layout.rank, self.device)
 
     def training_points(
-        self, batch: Trajectories, scored: ScoredStep, advantages: Tensor
+        self, batch: Samples, scored: ScoredStep, advantages: Tensor
     ) -> list[list[TrainingPoint]]:
         """The training points of each optimizer update, cut into actor micro-batches.
 
@@ -256,13 +256,13 @@ class Trainer:
         self.state.judge(step, scores.get("ema", scores["adapter"]), self.evaluator.measure)
         return {f"evaluation/{policy}": reward for policy, reward in scores.items()}
 
-    def save_samples(self, step: int, batch: Trajectories, scored: ScoredStep, groups: list[Group]) -> None:
+    def save_samples(self, step: int, batch: Samples, scored: ScoredStep, groups: list[Group]) -> None:
         every, count = self.config.logging.samples_every, self.config.logging.samples_count
         if self.layout.rank or not every or (step % every and step != self.config.steps - 1):
             return
-        images = batch.images[:count].permute(0, 2, 3, 1).cpu().numpy()
         prompts = [groups[g].prompt for g in batch.group[:count].tolist()]
-        save_samples(self.run.samples, step, images, prompts, scored.rewards[scored.own][:count].tolist())
+        rewards = scored.rewards[scored.own][:count].tolist()
+        save_samples(self.run.samples, step, batch[:count].media, prompts, rewards)
 
     def report(self, step: int, metrics: Accumulator, scored: ScoredStep) -> dict[str, float]:
         """The metrics of a step, the same on every rank but for times and memory, which are this rank's."""

@@ -67,10 +67,11 @@ class ObservedTrainer(Trainer):
         return super().train_step(step)
 
     def training_points(self, batch, scored, advantages):
-        for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
+        images = batch.media.frames[:, 0]
+        for image, group, sample in zip(images, batch.group.tolist(), batch.sample.tolist()):
             self.seen.images[self.step, group, sample] = image
         updates = super().training_points(batch, scored, advantages)
-        steps = batch.log_probs.shape[1]
+        steps = batch.trajectory.log_probs.shape[1]
         self.seen.weights.append(
             torch.cat([p.weights for points in updates for p in points[::steps]]) * steps
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.policies import CURRENT, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class Actor(Protocol):
@@ -22,8 +23,8 @@ class Actor(Protocol):
     def updates(self) -> int:
         """Optimizer steps so far."""
 
-    def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
-        """[B, S, C] guided velocity that a policy, or the reference, predicts."""
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
+        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference, predicts."""
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning

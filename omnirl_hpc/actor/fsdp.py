@@ -26,9 +26,10 @@ from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, NonFiniteError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.family import ModelFamily, Numerics
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class FSDPActor:
@@ -45,6 +46,8 @@ class FSDPActor:
         """policies: those that the algorithm needs; what is stored of each starts as the current one."""
         self._config = config
         self._family = family
+        self._guidance = family.guidance(config.sampling)
+        self._numerics = Numerics(batched_cfg=config.actor.cfg == "batched")
         self._trained = what_is_trained(config, family)
         self.adapter_config = self._trained.adapter_config
         transformer = family.empty_transformer(self._trained.base_dtype)
@@ -89,7 +92,7 @@ class FSDPActor:
     def wake(self) -> None:
         self._pinned.onload()
 
-    def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         if self._pinned.offloaded:
             raise RuntimeError("the actor is asleep: wake() it before use")
         dtype = getattr(torch, self._config.actor.dtype)
@@ -98,10 +101,10 @@ class FSDPActor:
                 self._transformer,
                 point.latents,
                 point.timesteps,
-                point.text.in_dtype(dtype),
-                None if point.negative is None else point.negative.in_dtype(dtype),
-                self._config.sampling.true_cfg_scale,
-                batched=self._config.actor.cfg == "batched",
+                _in_dtype(point.conditions, dtype),
+                None if point.negative is None else _in_dtype(point.negative, dtype),
+                self._guidance,
+                self._numerics,
             )
 
     def apply_gradients(self) -> tuple[float, float]:
@@ -220,6 +223,14 @@ class FSDPActor:
         for module in self._transformer.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _in_dtype(conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks and token ids stay as they are."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in conditions.items()
+    }
 
 
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:

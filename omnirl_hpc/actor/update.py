@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.actor.ema import ema_blend
@@ -14,6 +13,7 @@ from omnirl_hpc.algorithms.algorithm import Algorithm, TrainingPoint
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.policies import CURRENT
+from omnirl_hpc.sampling.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,12 @@ def accumulate_gradients(
             with torch.set_grad_enabled(policy == CURRENT):
                 velocities[policy] = actor.velocity(point, policy)
         if first:
-            _measure_gap(algorithm, point, velocities[CURRENT].detach(), metrics)
+            _measure_gap(
+                algorithm,
+                point,
+                {name: velocity.detach() for name, velocity in velocities[CURRENT].items()},
+                metrics,
+            )
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -104,7 +109,7 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
     metrics.set("lr", lr)
 
 
-def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Tensor, metrics: Accumulator) -> None:
+def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Streams, metrics: Accumulator) -> None:
     gap = algorithm.before_first_update(point, velocity)
     if gap is not None:
         metrics.add_max(LARGEST_GAP, gap.max())

@@ -13,21 +13,22 @@ from torch import Tensor
 
 from omnirl_hpc.config.schema import AlgorithmConfig, Config
 from omnirl_hpc.policies import CURRENT, Blend
-from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+from omnirl_hpc.sampling.samples import Samples
+from omnirl_hpc.sampling.streams import Streams
 
 
 @dataclass
 class TrainingPoint:
     """One place at which the model is evaluated for a micro-batch of B samples."""
 
-    latents: Tensor  # [B, S, C] fp32
-    timesteps: Tensor  # [B] fp32, what the model is called with
-    text: TextEmbeds
-    negative: TextEmbeds | None
+    latents: Streams  # [B, …] fp32
+    timesteps: Streams  # [B] fp32, what the model is called with
+    conditions: dict[str, Tensor]  # [B, …], what the model reads besides
+    negative: dict[str, Tensor] | None  # the same for guidance; None: no guidance
     advantages: Tensor  # [B] fp32
     # [B] fp32, of each sample in the loss; 0 for samples without a reward; the update's weights sum to 1
     weights: Tensor
-    extras: dict[str, Tensor] = field(default_factory=dict)  # what the algorithm's loss needs besides, [B, …]
+    extras: dict[str, Any] = field(default_factory=dict)  # what the algorithm's loss needs besides, [B, …]
 
 
 @dataclass
@@ -67,13 +68,11 @@ class Algorithm(ABC):
         """[N] rewards of a whole step -> [N] advantages; mask False: no valid reward."""
 
     @abstractmethod
-    def training_points(
-        self, batch: Trajectories, advantages: Tensor, weights: Tensor
-    ) -> list[TrainingPoint]:
+    def training_points(self, batch: Samples, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
         """Where the model is evaluated for a micro-batch."""
 
-    def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor | None:
-        """Look at a point with the velocity [B, S, C] of the policy that sampled it, without gradients.
+    def before_first_update(self, point: TrainingPoint, velocity: Streams) -> Tensor | None:
+        """Look at a point with the velocity of the policy that sampled it, without gradients.
 
         Called for every point of the step where `recomputes_old_log_prob`, otherwise for those of the first
         update only. Returns [B]
@@ -82,8 +81,8 @@ class Algorithm(ABC):
         return None
 
     @abstractmethod
-    def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
-        """The loss of one point from the velocities [B, S, C] of `policies`."""
+    def loss(self, point: TrainingPoint, velocities: dict[str, Streams]) -> LossOutput:
+        """The loss of one point from the velocities of `policies`, shaped as its latents."""
 
     def after_step(self, step: int) -> Sequence[Blend]:
         """Which policies follow the current one after step `step` (0, 1, …), and how."""

@@ -9,7 +9,8 @@ from omnirl_hpc.algorithms.advantages import advantages
 from omnirl_hpc.algorithms.algorithm import Algorithm, LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.policies import CURRENT, REFERENCE
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples, stack_conditions
+from omnirl_hpc.sampling.streams import Streams, map_streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import Transition, transition
 
 
@@ -36,43 +37,48 @@ class FlowGRPO(Algorithm):
         clip = self.settings.advantage_clip
         return advantages(rewards, groups, std=self.settings.advantage_std, mask=mask).clamp(-clip, clip)
 
-    def training_points(
-        self, batch: Trajectories, advantages: Tensor, weights: Tensor
-    ) -> list[TrainingPoint]:
-        steps = batch.log_probs.shape[1]
+    def training_points(self, batch: Samples, advantages: Tensor, weights: Tensor) -> list[TrainingPoint]:
+        made = batch.trajectory
+        steps = made.log_probs.shape[1]
+        conditions = stack_conditions(batch.conditions)
+        negative = None if batch.negative is None else stack_conditions(batch.negative)
+
+        def at(streams: Streams, place: int) -> Streams:
+            return map_streams(lambda tensor: tensor[:, place], streams)
+
         return [
             TrainingPoint(
-                latents=batch.latents[:, i],
-                timesteps=batch.timesteps[:, i],
-                text=batch.text,
-                negative=batch.negative,
+                latents=at(made.latents, i),
+                timesteps=at(made.timesteps, i),
+                conditions=conditions,
+                negative=negative,
                 advantages=advantages,
                 weights=weights / steps,
                 extras={
-                    "next_latents": batch.latents[:, i + 1],
-                    "sigma": batch.sigmas[:, i],
-                    "sigma_next": batch.sigmas[:, i + 1],
-                    "sigma_max": batch.sigma_max,
-                    "rollout_log_prob": batch.log_probs[:, i],
-                    "old_log_prob": batch.log_probs[:, i],  # overwritten where it is recomputed
+                    "next_latents": at(made.latents, i + 1),
+                    "sigma": at(made.sigmas, i),
+                    "sigma_next": at(made.sigmas, i + 1),
+                    "sigma_max": made.sigma_max,
+                    "rollout_log_prob": made.log_probs[:, i],
+                    "old_log_prob": made.log_probs[:, i],  # overwritten where it is recomputed
                 },
             )
             for i in range(steps)
         ]
 
-    def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+    def before_first_update(self, point: TrainingPoint, velocity: Streams) -> Tensor:
         log_prob = self.log_prob(point, velocity)
         if self.recomputes_old_log_prob:
             point.extras["old_log_prob"] = log_prob
         return (log_prob - point.extras["rollout_log_prob"]).abs()
 
-    def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
+    def log_prob(self, point: TrainingPoint, velocity: Streams) -> Tensor:
         """[B] log-probability of the point's transition under a model that predicts `velocity`."""
-        return self._transition(point, velocity).log_prob
+        return self._log_prob(point, self._transitions(point, velocity))
 
-    def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
-        current = self._transition(point, velocities[CURRENT])
-        log_ratio = current.log_prob - point.extras["old_log_prob"]
+    def loss(self, point: TrainingPoint, velocities: dict[str, Streams]) -> LossOutput:
+        current = self._transitions(point, velocities[CURRENT])
+        log_ratio = self._log_prob(point, current) - point.extras["old_log_prob"]
         # A sample of weight 0 is replaced before exp: a NaN times a zero gradient would still be a NaN
         # gradient.
         log_ratio = torch.where(point.weights > 0, log_ratio, 0.0)
@@ -90,8 +96,12 @@ class FlowGRPO(Algorithm):
             "kl": ratio - 1 - log_ratio,
         }
         if REFERENCE in velocities:
-            reference = self._transition(point, velocities[REFERENCE])
-            divergence = gaussian_kl(current.mean, reference.mean.detach(), current.std)
+            reference = self._transitions(point, velocities[REFERENCE])
+            divergences = {
+                name: gaussian_kl(step.mean, reference[name].mean.detach(), step.std)
+                for name, step in current.items()
+            }
+            divergence = mean_over_streams(divergences, point.latents)
             loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
             means["kl_reference"] = divergence
         maxima = {"ratio/max_abs_log": log_ratio.abs().max()}
@@ -99,18 +109,25 @@ class FlowGRPO(Algorithm):
             loss, {k: v.detach() for k, v in means.items()}, {k: v.detach() for k, v in maxima.items()}
         )
 
-    def _transition(self, point: TrainingPoint, velocity: Tensor) -> Transition:
+    def _log_prob(self, point: TrainingPoint, steps: dict[str, Transition]) -> Tensor:
+        return mean_over_streams({name: step.log_prob for name, step in steps.items()}, point.latents)
+
+    def _transitions(self, point: TrainingPoint, velocity: Streams) -> dict[str, Transition]:
+        """Of each stream."""
         extras = point.extras
-        return transition(
-            self.config.sampling.transition,
-            velocity,
-            point.latents,
-            extras["sigma"],
-            extras["sigma_next"],
-            noise_level=self.config.sampling.noise_level,
-            sigma_max=extras["sigma_max"],
-            next_sample=extras["next_latents"],
-        )
+        return {
+            name: transition(
+                self.config.sampling.transition,
+                velocity[name],
+                latents,
+                extras["sigma"][name],
+                extras["sigma_next"][name],
+                noise_level=self.config.sampling.noise_level,
+                sigma_max=extras["sigma_max"][name],
+                next_sample=extras["next_latents"][name],
+            )
+            for name, latents in point.latents.items()
+        }
 
 
 def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
@@ -34,19 +35,25 @@ def check_prompts(config: Config) -> None:
         PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
-def check_prompt_lengths(config: Config, count_tokens: Callable[[str], int]) -> None:
-    """Raise DataError naming the rows whose prompts are too long for data.text_lengths: one in a far row
-    would end a long run.
+class TokenCounter(Protocol):
+    """What a model family knows of text: it reads the tokenizer's files and no weights."""
 
-    count_tokens: a family's `count_text_tokens`, which reads the tokenizer's files and no weights.
+    def count_text_tokens(self, text: str) -> int: ...
+
+    def longest_text(self, widths: Sequence[int]) -> int: ...
+
+
+def check_prompt_lengths(config: Config, family: TokenCounter) -> None:
+    """Raise DataError naming the rows whose prompts are too long for the model or for data.text_lengths: one in a
+    far row would end a long run.
     """
-    longest, overhead = config.data.text_lengths[-1], count_tokens("")
+    longest, overhead = family.longest_text(config.data.text_lengths), family.count_text_tokens("")
 
     def too_long(text: str) -> bool:
-        if overhead + len(text.encode()) < longest:  # no tokenizer makes more tokens than there are bytes
+        if overhead + len(text.encode()) <= longest:  # no tokenizer makes more tokens than there are bytes
             return False
         try:
-            return count_tokens(text) >= longest  # there must be a place for one token of padding, too
+            return family.count_text_tokens(text) > longest
         except DataError:  # longer than the model takes
             return True
 
@@ -55,11 +62,14 @@ def check_prompt_lengths(config: Config, count_tokens: Callable[[str], int]) -> 
     for table in _tables(config):
         for column in columns:
             _refuse(
-                table, table.find_rows(column, too_long), f"have a {column} of {longest} tokens or more", cure
+                table,
+                table.find_rows(column, too_long),
+                f"have a {column} of {longest + 1} tokens or more",
+                cure,
             )
     if "negative_prompt" in columns and too_long(config.data.negative_prompt):
         raise DataError(
-            f"data.negative_prompt has {longest} tokens or more: shorten it, or add a width to data.text_lengths"
+            f"data.negative_prompt has {longest + 1} tokens or more: shorten it, or add a width to data.text_lengths"
         )
 
 

@@ -158,7 +158,7 @@ def compare(
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.rewards.mix import RewardMix
     from omnirl_hpc.rollout import make_engine
-    from omnirl_hpc.rollout.embeddings import EmbeddingCache
+    from omnirl_hpc.rollout.conditions import ConditionCache
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 
     layout = make_layout(config, identity.rank, identity.world_size)
@@ -168,12 +168,12 @@ def compare(
         CheckpointError,
     )
     family = find_class("model", config.model.family)(config.model)
-    check_prompt_lengths(config, family.count_text_tokens)
+    check_prompt_lengths(config, family)
     rewards = RewardMix(config.reward)
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))
-        embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
+        encode = ConditionCache(engine.encode, config.rollout.embedding_cache_size)
+        evaluator = Evaluator(config, family, layout, device, engine, encode, rewards, out)
         if device.type == "cuda":
             fit_micro_batch_size(
                 engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -22,16 +21,17 @@ from omnirl_hpc.evaluation.results import read_result, write_comparison, write_r
 from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
-from omnirl_hpc.rollout.embeddings import EmbeddingCache
+from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.rollout.requests import make_requests, text_length
+from omnirl_hpc.rollout.requests import condition_width, make_requests
 from omnirl_hpc.run_directory import writing
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import deliver_lora
 
@@ -80,7 +80,7 @@ class Evaluator:
         layout: Layout,
         device: torch.device,
         engine: RolloutEngine,
-        embed: EmbeddingCache,
+        encode: ConditionCache,
         rewards: RewardMix,
         folder: Path,
     ) -> None:
@@ -94,7 +94,7 @@ class Evaluator:
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._embed, self._rewards, self._folder = embed, rewards, folder
+        self._encode, self._rewards, self._folder = encode, rewards, folder
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
@@ -108,7 +108,7 @@ class Evaluator:
             "samples_per_prompt": evaluation.samples_per_prompt,
             "num_inference_steps": evaluation.num_inference_steps,
             "true_cfg_scale": config.sampling.true_cfg_scale,
-            "text_length": text_length(config, family, self._groups),
+            "text_length": condition_width(config, family, self._groups),
             "size": [config.model.height, config.model.width],
             "seed": evaluation.seed,
         }
@@ -123,7 +123,9 @@ class Evaluator:
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
-        requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
+        requests = make_requests(
+            self._config, self._family, self._encode, self._layout, NO_STEP, self._groups
+        )
         return [replace(request, window=ODE) for request in requests]
 
     def compare(
@@ -170,8 +172,8 @@ class Evaluator:
             settings["num_inference_steps"],
         )
         scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
-        self._write(lambda: self._save_images(folder, batch))
-        result = {"settings": settings, **self._scores(scored)}
+        self._write(lambda: self._save_media(folder, batch))
+        result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
         return result
 
@@ -187,17 +189,17 @@ class Evaluator:
 
         together(write, OutputError)
 
-    def _save_images(self, folder: Path, batch: Trajectories) -> None:
+    def _save_media(self, folder: Path, batch: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
-            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(folder / _file(group, sample))
+        for i, (group, sample) in enumerate(zip(batch.group.tolist(), batch.sample.tolist())):
+            write_media(folder / _file_stem(group, sample), batch.media[i : i + 1])
 
-    def _scores(self, scored: ScoredStep) -> dict[str, Any]:
+    def _scores(self, scored: ScoredStep, suffix: str) -> dict[str, Any]:
         """The same on every rank: samples are ordered by prompt, and all are there."""
         valid = scored.rewards[scored.mask]
         samples = [
             {
-                "file": _file(group, i % self._config.evaluation.samples_per_prompt),
+                "file": _file_stem(group, i % self._config.evaluation.samples_per_prompt) + suffix,
                 "prompt": self._groups[group].prompt.prompt,
                 "id": self._groups[group].prompt.id,
                 "reward": reward if counts else None,
@@ -222,5 +224,5 @@ def _definition(part: RewardPartConfig) -> dict[str, str]:
     return {name: str(getattr(part, name)) for name in sorted(names)}
 
 
-def _file(group: int, sample: int) -> str:
-    return f"{group:04d}_{sample:02d}.png"
+def _file_stem(group: int, sample: int) -> str:
+    return f"{group:04d}_{sample:02d}"

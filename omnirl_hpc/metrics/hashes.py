@@ -5,7 +5,7 @@ compare`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnirl_hpc.hashing import stream_checksum, tensor_checksum
 from omnirl_hpc.run_directory import writing
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Condition, Samples
 
 TensorsOf = Callable[
     [], Iterable[tuple[str, Tensor]]
@@ -34,20 +34,24 @@ class StepHashes:
         self._rank = rank
         self._enabled = enabled
 
-    def rollout(self, step: int, batch: Trajectories, rewards: Tensor, advantages: Tensor) -> None:
+    def rollout(self, step: int, batch: Samples, rewards: Tensor, advantages: Tensor) -> None:
         """What the engine made of the step, and what it was worth."""
         if not self._enabled:
             return
-        identity = batch.group * 2**20 + batch.sample
-        parts = {
-            "noise": batch.noise_hash,
-            "embeddings": batch.text.embeds,
-            "latents": batch.latents,
-            "log_probs": batch.log_probs,
-            "images": batch.images,
+        identity, made = batch.group * 2**20 + batch.sample, batch.trajectory
+        parts: dict[str, list[Iterable[Tensor]]] = {
+            "noise": [batch.noise_hash],
+            "embeddings": _floating(batch.conditions),
+            "latents": _by_name(batch.clean if made is None else made.latents),
+            "log_probs": [] if made is None else [made.log_probs],
+            "images": [] if batch.media is None else [_images(batch.media.frames)],
+            "audio": [] if batch.media is None or batch.media.audio is None else [batch.media.audio],
         }
-        for name, tensor in parts.items():
-            self._write(step, "rollout", name, _samples_hash(tensor, identity))
+        for name, tensors in parts.items():
+            if tensors:
+                hashes = [_samples_hash(tensor, identity) for tensor in tensors]
+                total = sum((2 * place + 1) * value for place, value in enumerate(hashes))
+                self._write(step, "rollout", name, total % 2**64)
         self._write(step, "reward", "rewards", tensor_checksum(rewards))
         self._write(step, "reward", "advantages", tensor_checksum(advantages))
 
@@ -69,9 +73,24 @@ class StepHashes:
                 file.write(json.dumps({"step": step, "phase": phase, "tensor": name, "hash": text}) + "\n")
 
 
-def _samples_hash(tensor: Tensor, identity: Tensor) -> int:
-    """tensor [B, …], identity [B] int64; the sum over the samples of all ranks."""
-    total = sum(tensor_checksum(row) * (2 * key + 1) for row, key in zip(tensor, identity.tolist())) % 2**64
-    signed = torch.tensor(total - 2**64 if total >= 2**63 else total, device=tensor.device)
+def _by_name(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    return [tensors[name] for name in sorted(tensors)]
+
+
+def _floating(conditions: Sequence[Condition]) -> list[list[Tensor]]:
+    """The embeddings among the tensors of conditions, one list of B rows for each."""
+    names = sorted(name for name, tensor in conditions[0].items() if tensor.is_floating_point())
+    return [[condition[name] for condition in conditions] for name in names]
+
+
+def _images(frames: Tensor) -> Tensor:
+    """[B, F, 3, H, W] frames, [B, 3, H, W] where there is one."""
+    return frames.squeeze(1)
+
+
+def _samples_hash(rows: Iterable[Tensor], identity: Tensor) -> int:
+    """B rows, identity [B] int64; the sum over the samples of all ranks."""
+    total = sum(tensor_checksum(row) * (2 * key + 1) for row, key in zip(rows, identity.tolist())) % 2**64
+    signed = torch.tensor(total - 2**64 if total >= 2**63 else total, device=identity.device)
     dist.all_reduce(signed)
     return int(signed) % 2**64

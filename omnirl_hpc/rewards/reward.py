@@ -17,8 +17,18 @@ from omnirl_hpc.data.prompts import Prompt
 class RewardBatch:
     """B samples to score."""
 
-    images: np.ndarray  # [B, H, W, 3] uint8
+    frames: np.ndarray  # [B, F, H, W, 3] uint8; F = 1: images
     prompts: list[Prompt]
+    audio: np.ndarray | None = None  # [B, channels, T] fp32
+    fps: float = 0.0  # frames a second
+    sample_rate: int = 0  # of the sound, in Hz
+
+    @property
+    def images(self) -> np.ndarray:
+        """[B, H, W, 3] uint8. Raises ValueError for videos."""
+        if self.frames.shape[1] != 1:
+            raise ValueError(f"samples are videos of {self.frames.shape[1]} frames, not images")
+        return self.frames[:, 0]
 
 
 class Reward(ABC):

@@ -19,6 +19,7 @@ from omnirl_hpc.algorithms.algorithm import LossOutput, TrainingPoint, weighted_
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS, map_streams
 from tests.helpers import CPU, go_on, one_rank_group
 
 
@@ -31,7 +32,7 @@ class OneNumber:
 
     def velocity(self, point, policy):
         self.calls.append((policy, torch.is_grad_enabled()))
-        return point.latents * (self.theta if policy == CURRENT else 0.0)
+        return map_streams(lambda x: x * (self.theta if policy == CURRENT else 0.0), point.latents)
 
     def apply_gradients(self):
         self.gradients.append(float(self.theta.grad))
@@ -49,7 +50,7 @@ class SumOfVelocity:
         self.policies = policies
 
     def log_prob(self, point, velocity):
-        return velocity.flatten(1).sum(dim=1)
+        return velocity[LATENTS].flatten(1).sum(dim=1)
 
     def before_first_update(self, point, velocity):
         point.extras["seen"] = self.log_prob(point, velocity)
@@ -73,7 +74,13 @@ def point(
     count = len(latents)
     extras = {"rollout_log_prob": torch.tensor(recorded), "old_log_prob": torch.zeros(count)}
     return TrainingPoint(
-        values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras
+        {LATENTS: values},
+        {LATENTS: torch.zeros(count)},
+        {},
+        None,
+        torch.tensor(advantages),
+        torch.tensor(weights),
+        extras,
     )
 
 

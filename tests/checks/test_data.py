@@ -69,11 +69,22 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
         check_prompts(config)
 
 
-def count_bytes(text: str) -> int:
-    """A tokenizer of one token a byte, within a template of 3 tokens, for a model that takes 40."""
-    if 3 + len(text.encode()) > 40:
-        raise DataError("too long for the model")
-    return 3 + len(text.encode())
+class Counter:
+    """A tokenizer of one token for some bytes, within a template of 3 tokens, for a model that takes `limit` and
+    wants a token of padding.
+    """
+
+    def __init__(self, bytes_a_token: int = 1, limit: int = 10_000) -> None:
+        self.bytes_a_token, self.limit = bytes_a_token, limit
+
+    def count_text_tokens(self, text: str) -> int:
+        tokens = 3 + len(text.encode()) // self.bytes_a_token
+        if tokens > self.limit:
+            raise DataError("too long for the model")
+        return tokens
+
+    def longest_text(self, widths: list[int]) -> int:
+        return widths[-1] - 1
 
 
 class TestLengths:
@@ -93,12 +104,12 @@ class TestLengths:
             DataError,
             match=r"^2 of 4 rows of \S+t.parquet have a prompt of 16 tokens or more: rows 1, 2\. Shorten",
         ):
-            check_prompt_lengths(config, count_bytes)
+            check_prompt_lengths(config, Counter(limit=40))
 
     def test_a_wider_text_length_or_fewer_tokens_cure_it(self, config):
-        check_prompt_lengths(config, lambda text: 3 + len(text) // 10)
+        check_prompt_lengths(config, Counter(bytes_a_token=10))
         config.data.text_lengths = [128]
-        check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+        check_prompt_lengths(config, Counter())
 
     def test_negative_prompts_count_where_there_is_guidance(self, config, tmp_path):
         pq.write_table(
@@ -107,11 +118,11 @@ class TestLengths:
         with pytest.raises(
             DataError, match=r"1 of 2 rows .* have a negative_prompt of 16 tokens or more: rows 1\."
         ):
-            check_prompt_lengths(config, count_bytes)
+            check_prompt_lengths(config, Counter(limit=40))
         config.sampling.true_cfg_scale = 1.0
-        check_prompt_lengths(config, count_bytes)
+        check_prompt_lengths(config, Counter(limit=40))
 
     def test_the_negative_prompt_of_all_rows(self, config):
         config.data.text_lengths, config.data.negative_prompt = [128], "z" * 200
         with pytest.raises(DataError, match="^data.negative_prompt has 128 tokens or more"):
-            check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+            check_prompt_lengths(config, Counter())

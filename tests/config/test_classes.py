@@ -68,8 +68,8 @@ from omnirl_hpc.models.qwen_image.family import QwenImage
 
 class Half(ModelFamily):
     lora_targets = ("to_q",)
-    def latent_shape(self):
-        return (1, 1)
+    def stream_shapes(self):
+        return {"latents": (1, 1)}
 
 class Nothing(ModelFamily):
     max_text_tokens = 1
@@ -102,7 +102,7 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
     for path, message in (
         (
             "family:Half",
-            "Half does not define count_text_tokens, decode, empty_transformer, encode_prompt, load_pipeline, load_transformer, ",
+            "Half does not define count_text_tokens, decode, empty_transformer, encode, load_pipeline, load_transformer, ",
         ),
         ("family:Half", "Half does not define .*, max_text_tokens, "),
         ("family:Nothing", "Nothing does not define lora_targets, spec$"),

@@ -19,7 +19,7 @@ from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.planning.estimate import Estimate, estimate
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
-from omnirl_hpc.sampling.trajectories import TextEmbeds
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.helpers import ALONE, CPU, one_rank_group
 from tests.planning.cases import COMPILED, MEASURED, MEASURED_TEXT, full_size
 
@@ -160,11 +160,11 @@ def full_parameters(transformer: nn.Module) -> list[Tensor]:
 
 def training_point(config: Config) -> TrainingPoint:
     """A micro-batch of the recipe."""
-    size, (tokens, channels) = config.actor.micro_batch_size, QwenImage(config.model).latent_shape()
+    size, shape = config.actor.micro_batch_size, QwenImage(config.model).stream_shapes()[LATENTS]
     mask = torch.arange(TEXT)[None].expand(size, TEXT) < TEXT - 1
-    text = TextEmbeds(torch.zeros(size, TEXT, 32), mask, batch_size=[size])
+    text = {"embeds": torch.zeros(size, TEXT, 32), "mask": mask}
     ones = torch.ones(size)
-    return TrainingPoint(torch.zeros(size, tokens, channels), ones * 500, text, text, ones, ones)
+    return TrainingPoint({LATENTS: torch.zeros(size, *shape)}, {LATENTS: ones * 500}, text, text, ones, ones)
 
 
 def test_engine_of_the_tiny_recipe(tiny):

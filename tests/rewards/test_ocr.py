@@ -45,7 +45,7 @@ def drawn(text: str, ink: str = "black", paper: str = "white") -> np.ndarray:
 def score(ocr: Ocr, *samples: tuple[np.ndarray, str]) -> list[float]:
     images, targets = zip(*samples)
     return ocr.score(
-        RewardBatch(np.stack(images), [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)])
+        RewardBatch(np.stack(images)[:, None], [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)])
     )
 
 

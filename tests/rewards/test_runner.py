@@ -18,7 +18,7 @@ from omnirl_hpc.rewards.runner import RewardRunner
 
 
 def batch(order: str, size: int = 2) -> RewardBatch:
-    return RewardBatch(np.zeros((size, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(size)])
+    return RewardBatch(np.zeros((size, 1, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(size)])
 
 
 @pytest.fixture
