@@ -26,6 +26,7 @@ from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.sources import generation as generation_module
 from omnirl_hpc.trainer import Trainer
 from tests.helpers import CPU, load_small, one_rank_group, run_ranks
 
@@ -59,23 +60,20 @@ class ObservedTrainer(Trainer):
     """A trainer that keeps what it generated."""
 
     def __init__(self, *args) -> None:
-        self.step, self.seen = -1, Run([], {}, [], {})
+        self.seen = Run([], {}, [], {})
         super().__init__(*args)
 
-    def train_step(self, step):
-        self.step = step
-        return super().train_step(step)
+        self.get_input, self.source.next = self.source.next, self.note_input
 
-    def training_points(self, batch, scored, advantages):
-        images = batch.media.frames[:, 0]
-        for image, group, sample in zip(images, batch.group.tolist(), batch.sample.tolist()):
-            self.seen.images[self.step, group, sample] = image
-        updates = super().training_points(batch, scored, advantages)
-        steps = batch.trajectory.log_probs.shape[1]
-        self.seen.weights.append(
-            torch.cat([p.weights for points in updates for p in points[::steps]]) * steps
-        )
-        return updates
+    def note_input(self, step, check_stop):
+        given = self.get_input(step, check_stop)
+        samples = given.batch.units
+        for image, group, sample in zip(
+            samples.media.frames, samples.group.tolist(), samples.sample.tolist()
+        ):
+            self.seen.images[step, group, sample] = image[0]
+        self.seen.weights.append(given.batch.weights)
+        return given
 
 
 def train(loaded: LoadedConfig) -> Run:
@@ -252,7 +250,7 @@ class PartlyFailing:
 def failing(monkeypatch):
     def patch(*fails: int) -> None:
         monkeypatch.setattr(
-            trainer_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)})
+            generation_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)})
         )
 
     return patch
@@ -294,7 +292,7 @@ def test_too_many_failures_stop_the_run(configured, failing):
 
 def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tuple[dict[str, Run], str]:
     runs = {name: train(config) for name, config in configs.items()}
-    trainer_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
+    generation_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
     try:
         train(too_many)
     except RewardError as error:
@@ -378,7 +376,7 @@ def test_an_image_without_a_score_ends_no_run(configured, failing):
             return scored
 
     with pytest.MonkeyPatch.context() as patch, one_rank_group():
-        patch.setattr(trainer_module, "RewardMix", InEvaluations)
+        patch.setattr(generation_module, "RewardMix", InEvaluations)
         train(loaded)
     result = json.loads((Path(loaded.config.run_dir) / "evaluation/base/result.json").read_text())
     rewards = [sample["reward"] for sample in result["samples"]]

@@ -156,10 +156,8 @@ def compare(
     from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
     from omnirl_hpc.launch.agreement import together
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.rewards.mix import RewardMix
-    from omnirl_hpc.rollout import make_engine
-    from omnirl_hpc.rollout.conditions import ConditionCache
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+    from omnirl_hpc.sources.generation import Generation
 
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
@@ -169,17 +167,14 @@ def compare(
     )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family)
-    rewards = RewardMix(config.reward)
+    generation = Generation(config, family, layout, device, PhaseTimer(device))
     try:
-        engine = make_engine(config, family, layout, device, PhaseTimer(device))
-        encode = ConditionCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, device, engine, encode, rewards, out)
+        evaluator = Evaluator(config, family, layout, device, generation, out)
         if device.type == "cuda":
-            fit_micro_batch_size(
-                engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True
-            )
+            longest = config.data.text_lengths[-1]
+            fit_micro_batch_size(generation.engine, evaluator.requests(), longest, device, may_shrink=True)
         base = {label(REFERENCE): without_effect(loras[label(CURRENT)])}
         evaluator.compare(base | loras, step, check_stop=lambda: None)
-        engine.close()
+        generation.leave()
     finally:
-        rewards.close()
+        generation.close()

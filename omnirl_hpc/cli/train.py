@@ -149,7 +149,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
             reason = trainer.train()
             # not after an error: taking leave of ranks that are stuck would only delay the end
-            trainer.engine.close()
+            trainer.leave()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
         except (

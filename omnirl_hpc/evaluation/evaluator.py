@@ -24,19 +24,15 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
-from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.mix import RewardMix
-from omnirl_hpc.roll_out import roll_out
-from omnirl_hpc.rollout.conditions import ConditionCache
-from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.rollout.requests import condition_width, make_requests
+from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.rollout.requests import condition_width
 from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.samples import Samples
-from omnirl_hpc.sampling.windows import Window
+from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
 
 NO_STEP = -1  # stands for the training step in the identity of a draw
-ODE = Window(0, 0)
 
 Lora = dict[str, Tensor]
 
@@ -62,6 +58,20 @@ def without_effect(lora: Lora) -> Lora:
     return {name: torch.zeros_like(tensor) for name, tensor in lora.items()}
 
 
+def make_evaluator(
+    config: Config,
+    family: ModelFamily,
+    layout: Layout,
+    device: torch.device,
+    generation: Generation | NoGeneration,
+    folder: Path,
+) -> Evaluator | None:
+    """None where evaluation.every is 0."""
+    if isinstance(generation, NoGeneration) or not config.evaluation.every:
+        return None
+    return Evaluator(config, family, layout, device, generation, folder)
+
+
 class Evaluator:
     """Compares policies with the engine, which must have the device and keeps the last one's adapter. All
     methods are collective.
@@ -79,9 +89,7 @@ class Evaluator:
         family: ModelFamily,
         layout: Layout,
         device: torch.device,
-        engine: RolloutEngine,
-        encode: ConditionCache,
-        rewards: RewardMix,
+        generation: Generation,
         folder: Path,
     ) -> None:
         """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
@@ -93,8 +101,7 @@ class Evaluator:
         # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._encode, self._rewards, self._folder = encode, rewards, folder
+        self._layout, self._device, self._generation, self._folder = layout, device, generation, folder
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
@@ -113,6 +120,14 @@ class Evaluator:
             "seed": evaluation.seed,
         }
 
+    def is_due(self, step: int) -> bool:
+        """After `step` steps of training."""
+        return step % self._config.evaluation.every == 0 or step == self._config.steps
+
+    def collect(self, actor: Actor, last: str) -> dict[str, Lora]:
+        """See `collect_policies`."""
+        return collect_policies(actor, getattr(torch, self._config.rollout.dtype), last)
+
     @property
     def measure(self) -> str:
         """Tells scores that can be compared with each other from others. The model is the run's, wherever it
@@ -123,10 +138,7 @@ class Evaluator:
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
-        requests = make_requests(
-            self._config, self._family, self._encode, self._layout, NO_STEP, self._groups
-        )
-        return [replace(request, window=ODE) for request in requests]
+        return self._generation.requests(self._config, NO_STEP, self._groups, window=None)
 
     def compare(
         self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]
@@ -151,7 +163,7 @@ class Evaluator:
         than that.
         """
         return deliver_lora(
-            self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
+            self._generation.engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
         ).checksum
 
     def _evaluate(
@@ -162,16 +174,9 @@ class Evaluator:
         dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
         if result[0] is not None and result[0]["settings"] == settings:
             return result[0]
-        batch = roll_out(
-            self._engine,
-            self._rewards,
-            self._layout,
-            requests,
-            self._groups,
-            check_stop,
-            settings["num_inference_steps"],
-        )
-        scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
+        num_steps = self._config.evaluation.num_inference_steps
+        batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
+        scored = self._generation.score(batch, self._forgiving)
         self._write(lambda: self._save_media(folder, batch))
         result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
