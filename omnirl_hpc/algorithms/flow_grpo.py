@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Optional
 
 from torch import Tensor
 
-from omnirl_hpc.algorithms.advantages import advantages
+from omnirl_hpc.algorithms.advantages import STANDARD_DEVIATIONS, advantages
 from omnirl_hpc.algorithms.algorithm import (
     LikelihoodAlgorithm,
     LikelihoodPoint,
@@ -17,13 +18,37 @@ from omnirl_hpc.algorithms.algorithm import (
 )
 from omnirl_hpc.algorithms.surrogate import clipped_surrogate
 from omnirl_hpc.algorithms.units import Batch
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.schema import AlgorithmConfig, Config
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.samples import stack_conditions
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, map_streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import Transition, transition
 from omnirl_hpc.sampling.windows import window_size
+
+
+@dataclass
+class FlowGRPOConfig(AlgorithmConfig):
+    """PPO clipping of the likelihood ratio of stochastic denoising steps."""
+
+    name: str = "flow_grpo"
+    clip_range: float = (
+        1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
+    )
+    advantage_clip: float = 5.0
+    advantage_std: Optional[str] = "batch"  # batch | group | null: what advantages are divided by
+    kl_coef: float = 0.0  # of the KL divergence to the reference (adapters off)
+    old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+
+    def __post_init__(self) -> None:
+        require(self.clip_range > 0, f"algorithm.clip_range={self.clip_range} must be greater than 0")
+        require(
+            self.advantage_clip > 0, f"algorithm.advantage_clip={self.advantage_clip} must be greater than 0"
+        )
+        require(self.kl_coef >= 0, f"algorithm.kl_coef={self.kl_coef} must not be negative")
+        one_of("algorithm.old_log_prob", self.old_log_prob, ("recompute", "rollout"))
+        one_of("algorithm.advantage_std", self.advantage_std, STANDARD_DEVIATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

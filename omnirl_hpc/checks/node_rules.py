@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
-from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.installation import is_installed
 
 TRACKERS = ("tensorboard", "wandb", "trackio")

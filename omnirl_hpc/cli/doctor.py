@@ -51,9 +51,9 @@ def run(arguments: Sequence[str]) -> None:
     )  # nothing is to be saved: end at once, even within a C++ wait
     identity = find_identity()
     with rank_0_speaks_first(identity):
-        config = load_config([*DEFAULTS, *arguments]).config
+        config = load_config([*DEFAULTS, *arguments], unused=("algorithm",)).config
         if "-" not in (config.run_dir, config.model.path, config.data.prompts):
-            check(config, identity.world_size)
+            check(config, identity.world_size, algorithm=False)
         if identity.rank == 0:
             print_installation()
         if config.rollout.engine == "vllm_omni":

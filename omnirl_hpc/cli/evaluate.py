@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
             if options.step is not None:
                 raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")
             config, step, adapters = (
-                load_config(["run_dir=.", *options.overrides]).config,
+                load_config(["run_dir=.", *options.overrides], unused=("algorithm",)).config,
                 0,
                 {CURRENT: options.source},
             )

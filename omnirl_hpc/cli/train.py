@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from omnirl_hpc.checks.data import check_prompts
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import schema
-from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
+from omnirl_hpc.config.classes import config_dir
+from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
@@ -50,23 +51,25 @@ def run(overrides: Sequence[str]) -> None:
         return
     identity = find_identity()
     with rank_0_speaks_first(identity):
-        loaded = load_config(overrides)
-        if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-            loaded.config.checkpoint.resume_step = (
-                None  # meant for the job's first start; a requeued job goes on where it was
-            )
-        check(loaded.config, identity.world_size)
-        if loaded.config.rollout.engine == "vllm_omni":
+        config = load_as_started(overrides, unused=("algorithm",)).config  # in seconds, without torch
+        check(config, identity.world_size, algorithm=False)
+        if config.rollout.engine == "vllm_omni":
             versions.require()
-        run_directory = RunDirectory(loaded.config.run_dir)
-        run_directory.check_same_run(loaded.to_yaml())
-        check_prompts(loaded.config)
+        run_directory = RunDirectory(config.run_dir)
+        check_prompts(config)
         lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
-        deadline = find_deadline(loaded.config.stop_before, identity)
-        run_directory.create()
+        deadline = find_deadline(config.stop_before, identity)
     stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
+    with rank_0_speaks_first(identity):
+        if config.determinism == "strict":
+            enable_strict()
+        prepare_process(config.threads_per_rank, identity.local_rank)
+        loaded = load_as_started(overrides)
+        check(loaded.config, identity.world_size)
+        run_directory.check_same_run(loaded.to_yaml())
+        run_directory.create()
     if identity.rank == 0:
         lock.acquire()
     try:
@@ -75,6 +78,14 @@ def run(overrides: Sequence[str]) -> None:
         lock.release()
     if identity.rank == 0:
         write_last_words(run_directory)  # without the lock: the report would say that the run goes on
+
+
+def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
+    """The settings; a step to go back to is meant for a job's first start: a requeued one goes on where it was."""
+    loaded = load_config(overrides, unused)
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        loaded.config.checkpoint.resume_step = None
+    return loaded
 
 
 def usage() -> str:
@@ -110,10 +121,6 @@ def find_deadline(stop_before: float, identity: Identity) -> float | None:
 def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
-    if config.determinism == "strict":
-        enable_strict()
-    with rank_0_speaks_first(identity):
-        prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from omnirl_hpc.config.classes import SETTINGS
+from omnirl_hpc.config.classes import BASE_SETTINGS, is_import_path, settings_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -66,9 +66,10 @@ def _defaults(settings: dict[str, Any]) -> dict[str, Any]:
     defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config)))
     for key, name in settings.items():
         group, _, last = key.rpartition(".")
-        of_group = SETTINGS.get(group.partition(".")[0], {})
-        if last == "name" and name in of_group:
-            defaults |= flatten(OmegaConf.to_container(OmegaConf.structured(of_group[name])), f"{group}.")
+        kind = group.partition(".")[0]
+        if last == "name" and kind in BASE_SETTINGS and not is_import_path(name):
+            settings = OmegaConf.structured(settings_class(kind, name))
+            defaults |= flatten(OmegaConf.to_container(settings), f"{group}.")
     return defaults
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path
+from omnirl_hpc.config.classes import MODULES, find_class, is_import_path
 
 # Setting of a component -> the values that the family can train with; ANY: whatever the file says.
 Settings = Mapping[str, tuple[Any, ...]]
@@ -36,5 +36,5 @@ def find_spec(family: str) -> FamilySpec:
     """What a family of ours states (torch is not imported), or one of the user's own as module:Class."""
     if is_import_path(family):
         return find_class("model", family).spec
-    folder = BUILT_IN["model"][family].partition(":")[0].rpartition(".")[0]
+    folder, _, _ = MODULES["model"].format(family).rpartition(".")
     return importlib.import_module(f"{folder}.spec").SPEC

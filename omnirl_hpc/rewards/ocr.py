@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from PIL import Image
 
-from omnirl_hpc.config.schema import OcrConfig
+from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.errors import require
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 # Workers are processes, and sums that depend on a number of threads are not reproducible.
 ONE_THREAD = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
+
+
+@dataclass
+class OcrConfig(RewardPartConfig):
+    """Text in the image, compared with the prompt's target."""
+
+    name: str = "ocr"
+    min_confidence: float = 0.5  # of a recognised line; less is not read
+
+    def __post_init__(self) -> None:
+        value = self.min_confidence
+        require(0 <= value <= 1, f"reward.parts.ocr.min_confidence={value} must be in [0, 1]")
 
 
 class Ocr(Reward):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from omnirl_hpc.algorithms.algorithm import weighted_sum
-from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, TransitionPoint, gaussian_kl
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, TransitionPoint, gaussian_kl
 from omnirl_hpc.algorithms.units import Batch
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig, SamplingConfig
+from omnirl_hpc.config.schema import Config, SamplingConfig
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.samples import SampleIdentity, Samples, Trajectory
@@ -165,6 +166,21 @@ def test_without_a_kl_coefficient_no_reference_is_needed():
     assert make(kl_coef=0.0).policies == (CURRENT,)
     assert make(old_log_prob="recompute").recomputes_old_log_prob
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("clip_range", 0.0, "must be greater than 0"),
+        ("advantage_clip", 0.0, "must be greater than 0"),
+        ("kl_coef", -0.1, "must not be negative"),
+        ("old_log_prob", "engine", "one of: recompute, rollout"),
+        ("advantage_std", "global", "one of: batch, group, null"),
+    ],
+)
+def test_settings_check_themselves(key, value, said):
+    with pytest.raises(ConfigError, match=f"^algorithm.{key}={value} .*{said}"):
+        FlowGRPOConfig(**{key: value})
 
 
 @pytest.mark.parametrize("old", ["recompute", "rollout"])

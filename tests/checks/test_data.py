@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
 from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
-from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.config.schema import Config, DataConfig, RewardConfig, RewardPartConfig
 from omnirl_hpc.errors import DataError
 
 NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")

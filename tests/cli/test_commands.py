@@ -50,10 +50,10 @@ def omnirl(*arguments: object, **environ: str) -> subprocess.CompletedProcess:
     )
 
 
-def said(result: subprocess.CompletedProcess) -> str:
-    """The one line of a command that ended with exit code 2 before it imported torch."""
+def said(result: subprocess.CompletedProcess, torch: bool = False) -> str:
+    """The one line of a command that ended with exit code 2, before it imported torch or after."""
     assert result.returncode == 2, result.stderr
-    assert "TORCH False" in result.stdout
+    assert f"TORCH {torch}" in result.stdout
     assert "Traceback" not in result.stderr
     (line,) = result.stderr.splitlines()
     return line
@@ -166,18 +166,15 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("steps=abc", ["steps=abc"]),
         ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
         ("model.height=100", ["model.height=100", "multiple of 16"]),
-        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
         ("reward=beauty", ["reward=beauty", "jpeg_compressibility, ocr"]),
         ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
-        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
         (
             "sampling.window.size=6",
             ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"],
         ),
         ("sampling.window.last=9", ["sampling.window.last=9", "sampling.num_inference_steps - 1 = 5"]),
-        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
         ("actor.optimizer.lr=-1", ["actor.optimizer.lr=-1", "positive"]),
         ("sampling.noise_level=0", ["sampling.noise_level=0"]),
         ("residency=shared", ["residency=shared", "swap, resident"]),
@@ -196,6 +193,21 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
 )
 def test_a_wrong_setting_is_one_sentence(train, override, names):
     line = said(train(override))
+    assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
+        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
+        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
+        ("algorithm.clip_rnge=1", ["algorithm.clip_rnge", "did you mean algorithm.clip_range"]),
+    ],
+)
+def test_a_wrong_setting_of_an_algorithm_is_one_sentence(train, override, names):
+    """Its file needs torch; no process group is formed."""
+    line = said(train(override), torch=True)
     assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
 
 
@@ -226,7 +238,7 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
-    assert "holds a run with other settings" in said(train())
+    assert "holds a run with other settings" in said(train(), torch=True)
 
 
 def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):
@@ -234,9 +246,8 @@ def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(tra
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
-    assert "holds a run with other settings" in said(
-        train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
-    )
+    requeued = train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
+    assert "holds a run with other settings" in said(requeued, torch=True)
 
 
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.rewards.ocr import Ocr, similarity
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.rewards.ocr import Ocr, OcrConfig, similarity
 from omnirl_hpc.rewards.reward import RewardBatch
 
 
@@ -80,3 +80,9 @@ def test_a_sample_does_not_depend_on_its_neighbours(ocr):
 
 def test_lines_below_the_confidence_are_not_read():
     assert score(Ocr(OcrConfig(min_confidence=1.0)), (drawn("River Night"), "River Night")) == [0.0]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_settings_check_themselves(value):
+    with pytest.raises(ConfigError, match="reward.parts.ocr.min_confidence=.* must be in"):
+        OcrConfig(min_confidence=value)
