@@ -9,6 +9,7 @@ from typing import Protocol
 
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.preferences import PreferenceTable
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.errors import DataError
 
@@ -33,6 +34,12 @@ def check_prompts(config: Config) -> None:
             _refuse(table, table.blank_rows("target"), "have no target", FILL, why)
     if config.evaluation.every:
         PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
+
+
+def check_pairs(config: Config) -> None:
+    """Raise DataError for a table without the pairs that the algorithm needs. Imports the algorithm's file."""
+    if find_class("algorithm", config.algorithm.name).source == "preferences":
+        PreferenceTable(config.data.prompts)
 
 
 class TokenCounter(Protocol):

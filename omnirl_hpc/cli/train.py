@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from omnirl_hpc.checks.data import check_prompts
+from omnirl_hpc.checks.data import check_pairs, check_prompts
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import schema
 from omnirl_hpc.config.classes import config_dir
@@ -68,6 +68,7 @@ def run(overrides: Sequence[str]) -> None:
         prepare_process(config.threads_per_rank, identity.local_rank)
         loaded = load_as_started(overrides)
         check(loaded.config, identity.world_size)
+        check_pairs(loaded.config)
         run_directory.check_same_run(loaded.to_yaml())
         run_directory.create()
     if identity.rank == 0:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from omnirl_hpc.algorithms.units import Pairs
 from omnirl_hpc.hashing import stream_checksum, tensor_checksum
 from omnirl_hpc.run_directory import writing
 from omnirl_hpc.sampling.samples import Condition, Samples
@@ -48,12 +49,21 @@ class StepHashes:
             "audio": [] if batch.media is None or batch.media.audio is None else [batch.media.audio],
         }
         for name, tensors in parts.items():
-            if tensors:
-                hashes = [_samples_hash(tensor, identity) for tensor in tensors]
-                total = sum((2 * place + 1) * value for place, value in enumerate(hashes))
-                self._write(step, "rollout", name, total % 2**64)
+            self._write_samples(step, "rollout", name, tensors, identity)
         self._write(step, "reward", "rewards", tensor_checksum(rewards))
         self._write(step, "reward", "advantages", tensor_checksum(advantages))
+
+    def pairs(self, step: int, pairs: Pairs) -> None:
+        """What a table gave a step."""
+        if not self._enabled:
+            return
+        parts = {
+            "embeddings": _floating(pairs.conditions),
+            "chosen": _by_name(pairs.chosen),
+            "rejected": _by_name(pairs.rejected),
+        }
+        for name, tensors in parts.items():
+            self._write_samples(step, "pairs", name, tensors, pairs.group)
 
     def gradients(self, step: int, update: int, gradients: TensorsOf) -> None:
         """Full gradients of one optimizer update, before clipping."""
@@ -65,6 +75,15 @@ class StepHashes:
         if self._enabled:
             self._write(step, "end", "weights", stream_checksum(trained()))
             self._write(step, "end", "optimizer", stream_checksum(optimizer()))
+
+    def _write_samples(
+        self, step: int, phase: str, name: str, tensors: Sequence[Iterable[Tensor]], identity: Tensor
+    ) -> None:
+        """Several tensors of the same samples under one name; nothing where there are none."""
+        if tensors:
+            hashes = [_samples_hash(tensor, identity) for tensor in tensors]
+            total = sum((2 * place + 1) * value for place, value in enumerate(hashes))
+            self._write(step, phase, name, total % 2**64)
 
     def _write(self, step: int, phase: str, name: str, value: int | str) -> None:
         if self._rank == 0:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import ModelConfig, SamplingConfig
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.errors import DataError
+from omnirl_hpc.errors import ConfigError, DataError
 from omnirl_hpc.models.spec import FamilySpec
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule
@@ -48,6 +48,10 @@ class ModelFamily(ABC):
     @abstractmethod
     def load_pipeline(self, dtype: torch.dtype) -> Any:
         """diffusers' stock pipeline, on the CPU."""
+
+    @abstractmethod
+    def load_encoders(self, dtype: torch.dtype) -> Any:
+        """The same pipeline without its transformer, for `encode` and `encode_media`."""
 
     @abstractmethod
     def load_transformer(self, dtype: torch.dtype) -> nn.Module:
@@ -133,6 +137,12 @@ class ModelFamily(ABC):
 
         latents [B, …] fp32, timesteps [B] fp32 as in Schedule, conditions [B, …] in the dtype to compute in.
         """
+
+    def encode_media(self, pipeline: Any, media: Media) -> Streams:
+        """The inverse of `decode`: clean latents [B, …] of what people see and hear. Raises ConfigError for a
+        family that has no such encoder.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot encode images: give latents instead")
 
     @abstractmethod
     def decode(self, pipeline: Any, latents: Streams) -> Media:

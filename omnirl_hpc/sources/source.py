@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +26,8 @@ class StepInput:
 class Source(Protocol):
     """Gives a step its units. Every method but `state_dict` is collective."""
 
-    tenants: Sequence[Tenant]  # that need the device for `next`, beside those of the generation
-    schedules: Mapping[str, Schedule]  # of each stream, as training uses them
+    tenants: list[Tenant]  # that need the device for `next`, beside those of the generation
+    schedules: dict[str, Schedule]  # of each stream, as training uses them
     samples_per_step: int  # of all ranks
 
     def next(self, step: int, check_stop: Callable[[], None]) -> StepInput:
