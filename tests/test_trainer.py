@@ -223,6 +223,21 @@ def test_variants_differ(variants, run):
         )
 
 
+def test_an_algorithm_from_outside_trains(configured, run):
+    """One file, with points, settings and a policy of its own; samples are made by ODE steps alone."""
+    with one_rank_group():
+        loaded = configured("algorithm=tests.algorithms.toy:RewardWeighted", "algorithm.step=2")
+        made = train(loaded)
+    assert loaded.config.algorithm.step == 2
+    for metrics in made.metrics:
+        assert metrics["error"] > 0 and metrics["grad_norm"] > 0 and metrics["time/old_log_prob"] == 0
+        assert not any(name.startswith("ratio/") for name in metrics)
+    assert made.metrics[0]["distance"] >= 0 < made.metrics[1]["distance"]  # the teacher lags behind
+    assert not torch.equal(made.images[0, 0, 0], run.images[0, 0, 0])
+    checkpoint = Path(loaded.config.run_dir) / "checkpoints/step_000002"
+    assert {"adapter", "teacher"} <= {path.name for path in checkpoint.iterdir()}
+
+
 class PartlyFailing:
     """Scores in this process; gives no score for some of a rank's samples."""
 

@@ -28,7 +28,6 @@ from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.models.lora import peft_config
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
@@ -415,11 +414,7 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = dict(actor.weights()), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
-    checkpointer.save(
-        CheckpointContent(
-            0, {"adapter": lora}, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)
-        )
-    )
+    checkpointer.save(CheckpointContent(0, {"adapter": lora}, optimizer, {"step": 0}, actor.adapter_config))
     written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
     payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
     assert payload < written <= 1.1 * payload
