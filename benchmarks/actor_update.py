@@ -44,11 +44,14 @@ def main() -> None:
     for layers in (shallow, deep):
         write_model(work / f"{layers}", layers)
     print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers"
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, "
+        f"{deep} layers"
     )
     print("| overrides | forward ms | forward + backward ms | peak GiB at 60 layers |\n|---|---|---|---|")
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), timeout_seconds=600), device):
+    with process_group(
+        Rendezvous(find_identity(), timeout_seconds=600, purpose="benchmark of the actor"), device
+    ):
         for variant in options.variants:
             gc.collect()
             torch.cuda.empty_cache()

@@ -56,13 +56,16 @@ def main() -> None:
     ]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), config.timeout_seconds), device):
+    with process_group(
+        Rendezvous(find_identity(), config.timeout_seconds, "benchmark of the rollout"), device
+    ):
         rows = {}
         for name, value in measure(config, options, device):
             print(f"{name}: {value:.3f}", flush=True)
             rows[name] = value
     lines = [
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}",
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: "
+        f"{' '.join(overrides) or 'none'}",
         "",
     ]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]

@@ -9,6 +9,8 @@ EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
 EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothing more is saved
 
+EXIT_NO_READER = 141  # nobody reads the output any more, as in `status RUN | head -n 1`; 128 + SIGPIPE
+
 
 class OmniRLError(Exception):
     """The run cannot go on. The message is one sentence that names the cause and, where there is one, the
@@ -50,6 +52,10 @@ class CheckpointError(OmniRLError):
 
 class OutputError(OmniRLError):
     """A result cannot be written."""
+
+
+class LockLostError(OmniRLError):
+    """The run holds its directory no longer: another one may have taken it over. It must not write there."""
 
 
 class NonFiniteError(OmniRLError):

@@ -48,7 +48,7 @@ class Trainer:
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
         self.trackers, self.progress = trackers, ProgressDisplay(config.steps, layout.rank)
         self.peaks = DevicePeaks(device)
-        self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
+        self.hashes = StepHashes(run, layout.rank, enabled=config.determinism == "strict")
         family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
@@ -62,8 +62,10 @@ class Trainer:
         sides = {ROLLOUT: [*self.generation.tenants, *self.source.tenants], ACTOR: [self.actor]}
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = self.generation.make_sync(self.actor)
-        self.evaluator = make_evaluator(config, family, layout, device, self.generation, run.evaluation)
-        checkpointer = Checkpointer(run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
+        self.evaluator = make_evaluator(config, family, layout, device, self.generation, run)
+        checkpointer = Checkpointer(
+            run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds, run.require_lock
+        )
         self.state = RunState(
             loaded, run, checkpointer, self.actor, self.algorithm, self.source, self.residency, timer
         )

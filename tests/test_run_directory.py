@@ -6,9 +6,13 @@ import json
 import logging
 import os
 
+import numpy as np
 import pytest
 
-from omnirl_hpc.errors import ConfigError, OutputError
+from omnirl_hpc.data.prompts import Prompt
+from omnirl_hpc.errors import ConfigError, LockLostError, OutputError
+from omnirl_hpc.metrics.hashes import StepHashes
+from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.run_directory import RunDirectory, describe_environment
 
 
@@ -72,6 +76,45 @@ def test_a_disk_that_refuses_is_one_sentence(tmp_path, write):
         match=rf"{tmp_path}/gone/\w+.\w+ cannot be written: No such file or directory: make room ",
     ):
         run.append_metrics({"step": 0}) if write == "append_metrics" else run.write_start("", {})
+
+
+def test_who_lost_the_lock_writes_nothing(tmp_path):
+    """Not even a line of its log."""
+    lost = False
+
+    def require_lock() -> None:
+        if lost:
+            raise LockLostError("taken over")
+
+    run = RunDirectory(tmp_path, require_lock)
+    run.create()
+    run.append_metrics({"step": 0})
+    hashes = StepHashes(run, rank=0, enabled=True)
+    writes = (
+        lambda: run.append_metrics({"step": 1}),
+        lambda: run.write_start("seed: 1", {}),
+        lambda: run.cut(0, metrics=0),
+        lambda: hashes.gradients(0, 0, lambda: []),
+        lambda: save_samples(run, 0, np.zeros((1, 4, 4, 3), np.uint8), [Prompt("a", "a")], [0.0]),
+    )
+    logger = logging.getLogger("omnirl_hpc")
+    before = list(logger.handlers), logger.level
+    try:
+        run.log_to_file(0, 1)
+        logger.info("while it is ours")
+        lost = True
+        files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        for write in writes:
+            with pytest.raises(LockLostError, match="^taken over$"):
+                write()
+        logger.info("afterwards")
+    finally:
+        for handler in set(logger.handlers) - set(before[0]):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(before[1])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert (run.logs / "rank_0.log").read_text().endswith("INFO while it is ours\n")
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path):

@@ -49,8 +49,8 @@ from omnirl_hpc.checkpoints.files import (
     writer,
 )
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.launch.agreement import gather
+from omnirl_hpc.errors import CheckpointError, LockLostError
+from omnirl_hpc.launch.agreement import gather, raise_on_all_ranks
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +77,20 @@ class CheckpointContent:
 class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
-    No other job may write to the folder (RunLock): what a killed save left there is cleared away at once.
+    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
+    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away at once.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        rank: int,
+        timeout_seconds: float,
+        require_lock: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._require_lock = require_lock
         self._config = config
         self._rank = rank
         # Groups of their own: the messages of a background save must mix neither with training's nor with
@@ -222,6 +231,9 @@ class Checkpointer:
         """Do `action` on every rank and agree on its success, so that no rank waits for one that failed; what
         each returned.
         """
+        raise_on_all_ranks(
+            self._require_lock, LockLostError, self._agreement
+        )  # then nothing is undone either
         result = error = None
         try:
             result = action()
@@ -281,7 +293,7 @@ class Checkpointer:
         goes another way.
         """
         dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
-        dist.barrier(self._agreement)
+        raise_on_all_ranks(self._require_lock, LockLostError, self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]
             for later in steps_in(self._folder):

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from omnirl_hpc.checks.data import check_pairs, check_prompts
 from omnirl_hpc.checks.rules import check
@@ -17,9 +18,9 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
-from omnirl_hpc.launch.lock import RunLock, job_name
+from omnirl_hpc.launch.lock import RunLock
+from omnirl_hpc.launch.reporting import rank_0_reports_first
 from omnirl_hpc.launch.runtime import prepare_process
-from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
@@ -50,19 +51,19 @@ def run(overrides: Sequence[str]) -> None:
         print(usage())
         return
     identity = find_identity()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         config = load_as_started(overrides, unused=("algorithm",)).config  # in seconds, without torch
         check(config, identity.world_size, algorithm=False)
         if config.rollout.engine == "vllm_omni":
             versions.require()
-        run_directory = RunDirectory(config.run_dir)
+        lock = RunLock(config.run_dir, identity)
+        run_directory = RunDirectory(config.run_dir, lock.require)
         check_prompts(config)
-        lock = RunLock(run_directory.path, job_name(identity))
         lock.check()
         deadline = find_deadline(config.stop_before, identity)
     stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         if config.determinism == "strict":
             enable_strict()
         prepare_process(config.threads_per_rank, identity.local_rank)
@@ -71,14 +72,15 @@ def run(overrides: Sequence[str]) -> None:
         check_pairs(loaded.config)
         run_directory.check_same_run(loaded.to_yaml())
         run_directory.create()
-    if identity.rank == 0:
-        lock.acquire()
     try:
-        train(loaded, identity, run_directory, stop)
+        if identity.rank == 0:
+            lock.acquire()
+            run_directory.check_same_run(loaded.to_yaml())  # other runs may have come and gone meanwhile
+        train(loaded, identity, run_directory, stop, lock)
+        if identity.rank == 0:
+            write_last_words(run_directory)
     finally:
         lock.release()
-    if identity.rank == 0:
-        write_last_words(run_directory)  # without the lock: the report would say that the run goes on
 
 
 def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
@@ -119,13 +121,15 @@ def find_deadline(stop_before: float, identity: Identity) -> float | None:
     return end - stop_before
 
 
-def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:
+def train(
+    loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag, lock: RunLock
+) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
-    from omnirl_hpc.launch.agreement import together
+    from omnirl_hpc.launch.agreement import gather, raise_on_all_ranks
     from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.trackers import Trackers
@@ -137,8 +141,9 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     timer = PhaseTimer(device)
     run_directory.log_to_file(identity.rank, identity.world_size)
     with ExitStack() as stack:
-        with rank_0_speaks_first(identity):
+        with rank_0_reports_first(identity):
             findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
+            lock.token = gather(lock.token)[0]  # all write under rank 0's
             why = settle_residency(config, layout, device) if config.residency == "auto" else ""
         if identity.rank == 0:
             for finding in findings:
@@ -148,8 +153,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             choices["residency"] += f" (auto: {why})" if why else ""
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
-        with rank_0_speaks_first(identity):
-            trackers = together(
+        with rank_0_reports_first(identity):
+            trackers = raise_on_all_ranks(
                 lambda: stack.enter_context(Trackers(config, run_directory, identity.rank)), ConfigError
             )
         trainer = None
@@ -169,6 +174,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             if trainer is not None:
                 trainer.close()
     if identity.rank == 0:
+        lock.require()
         stop.acknowledge(reason)
         print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
 
@@ -177,11 +183,12 @@ def write_last_words(run_directory: RunDirectory) -> None:
     """The report of a run that ended well, and what came of its reward. A report that cannot be written fails
     no run.
     """
+    records = replace(RunRecords.read(run_directory.path), holder=None, running=False)  # that was this run
     try:
-        print(f"report: {write_report(run_directory.path)}")
+        print(f"report: {write_report(records)}")
     except OSError as error:
         log.warning("the report was not written: %s", error)
-    print(describe_rewards(RunRecords.read(run_directory.path)), flush=True)
+    print(describe_rewards(records), flush=True)
 
 
 ENDINGS = {

@@ -6,8 +6,9 @@ import difflib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -25,7 +26,7 @@ from omnirl_hpc.config.classes import (
     is_import_path,
     settings_class,
 )
-from omnirl_hpc.config.quoting import setting
+from omnirl_hpc.config.quoting import literal, setting
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -55,7 +56,7 @@ class LoadedConfig:
 
     def to_yaml(self) -> str:
         """The effective configuration, as it is stored with the run."""
-        return OmegaConf.to_yaml(OmegaConf.structured(self.config))
+        return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(self.config))))
 
 
 def load_config(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
@@ -206,6 +207,15 @@ def valid_keys() -> list[str]:
     for name in built_in("reward"):
         keys += _keys(OmegaConf.structured(settings_class("reward", name)), f"reward.parts.{name}.")
     return keys
+
+
+def _literal(tree: Any) -> Any:
+    """Settings whose text OmegaConf reads as it is."""
+    if isinstance(tree, dict):
+        return {key: _literal(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_literal(value) for value in tree]
+    return literal(tree) if isinstance(tree, str) else tree
 
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
@@ -27,7 +28,7 @@ from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.rollout.requests import condition_width
-from omnirl_hpc.run_directory import writing
+from omnirl_hpc.run_directory import RunDirectory, writing
 from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
@@ -64,12 +65,12 @@ def make_evaluator(
     layout: Layout,
     device: torch.device,
     generation: Generation | NoGeneration,
-    folder: Path,
+    run: RunDirectory,
 ) -> Evaluator | None:
     """None where evaluation.every is 0."""
     if isinstance(generation, NoGeneration) or not config.evaluation.every:
         return None
-    return Evaluator(config, family, layout, device, generation, folder)
+    return Evaluator(config, family, layout, device, generation, run.evaluation, run.writing)
 
 
 class Evaluator:
@@ -91,8 +92,12 @@ class Evaluator:
         device: torch.device,
         generation: Generation,
         folder: Path,
+        writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
-        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        """writing: entered around every write to `folder` (RunDirectory.writing).
+
+        Raises DataError for prompts that cannot be used: now, and not at the first evaluation.
+        """
         evaluation = config.evaluation
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
@@ -101,7 +106,8 @@ class Evaluator:
         # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._layout, self._device, self._generation, self._folder = layout, device, generation, folder
+        self._layout, self._device, self._generation = layout, device, generation
+        self._folder, self._writing = folder, writing
         table = PromptTable(evaluation.prompts or config.data.prompts)
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
@@ -188,11 +194,11 @@ class Evaluator:
         """
 
         def write() -> None:
-            with writing(self._folder):
-                if here:
+            if here:
+                with self._writing(self._folder):
                     action()
 
-        together(write, OutputError)
+        raise_on_all_ranks(write, OutputError)
 
     def _save_media(self, folder: Path, batch: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from omnirl_hpc.algorithms.units import Pairs
 from omnirl_hpc.hashing import stream_checksum, tensor_checksum
-from omnirl_hpc.run_directory import writing
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Condition, Samples
 
 TensorsOf = Callable[
@@ -30,8 +29,8 @@ class StepHashes:
     which rank made which sample. A hash of parameters is that of the full tensors.
     """
 
-    def __init__(self, path: Path, rank: int, enabled: bool) -> None:
-        self._path = path
+    def __init__(self, run: RunDirectory, rank: int, enabled: bool) -> None:
+        self._run = run
         self._rank = rank
         self._enabled = enabled
 
@@ -88,7 +87,7 @@ class StepHashes:
     def _write(self, step: int, phase: str, name: str, value: int | str) -> None:
         if self._rank == 0:
             text = value if isinstance(value, str) else f"{value:016x}"
-            with writing(self._path), self._path.open("a") as file:
+            with self._run.writing(self._run.hashes), self._run.hashes.open("a") as file:
                 file.write(json.dumps({"step": step, "phase": phase, "tensor": name, "hash": text}) + "\n")
 
 

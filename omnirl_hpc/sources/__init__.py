@@ -54,4 +54,4 @@ def make_source(
         return PreferenceSource(config, family, layout, device, timer, hashes)
     from omnirl_hpc.sources.rollout import RolloutSource
 
-    return RolloutSource(config, family, layout, device, algorithm, generation, timer, hashes, run.samples)
+    return RolloutSource(config, family, layout, device, algorithm, generation, timer, hashes, run)

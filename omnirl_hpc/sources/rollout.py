@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.residency import Tenant
 from omnirl_hpc.rewards.gather import ScoredStep
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sources.generation import Generation
 from omnirl_hpc.sources.source import StepInput, TableCursor
@@ -40,11 +40,11 @@ class RolloutSource:
         generation: Generation,
         timer: PhaseTimer,
         hashes: StepHashes,
-        folder: Path,
+        run: RunDirectory,
     ) -> None:
-        """folder: for sample images."""
+        """run: for sample images."""
         self._config, self._layout, self._device, self._algorithm = config, layout, device, algorithm
-        self._generation, self._timer, self._hashes, self._folder = generation, timer, hashes, folder
+        self._generation, self._timer, self._hashes, self._run = generation, timer, hashes, run
         data = config.data
         table = PromptTable(data.prompts)
         self._sampler = GroupSampler(table, data.prompts_per_step, data.samples_per_prompt, config.seed)
@@ -91,7 +91,7 @@ class RolloutSource:
             return
         prompts = [groups[group].prompt for group in samples.group[:count].tolist()]
         rewards = scored.rewards[scored.own][:count].tolist()
-        save_samples(self._folder, step, samples[:count].media, prompts, rewards)
+        save_samples(self._run, step, samples[:count].media, prompts, rewards)
 
 
 def _metrics(scored: ScoredStep) -> dict[str, float]:

@@ -27,7 +27,7 @@ from omnirl_hpc.checkpoints.adapters import load_adapter
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
@@ -326,6 +326,37 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
         and "No space left" in messages[0]
     )
     assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_lost_the_lock_touches_no_checkpoint(tmp_path, asynchronous):
+    """Neither a new one, nor old ones that would be deleted, nor what another run is writing."""
+    lost = False
+
+    def require_lock() -> None:
+        if lost:
+            raise LockLostError("taken over")
+
+    config = CheckpointConfig(keep=1, asynchronous=asynchronous)
+    checkpointer = Checkpointer(tmp_path, config, 0, 60.0, require_lock)
+    checkpointer.save(content(1))
+    checkpointer.wait()
+    checkpointer.save(content(2))
+    if asynchronous:  # written, and not yet published
+        checkpointer._pending[1].result()
+    (tmp_path / "step_000003.tmp").mkdir()
+    lost = True
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    change = (
+        checkpointer.wait if asynchronous else lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.load(tmp_path / "step_000002", content(2).sharded),
+        lambda: Checkpointer(tmp_path, config, 0, 60.0, require_lock),
+    )
+    for action in change[:2] if asynchronous else change[1:]:
+        with pytest.raises(LockLostError, match="^rank 0: taken over$"):
+            action()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def save_and_find_on_two_ranks(folder) -> dict:

@@ -17,6 +17,8 @@ import pytest
 
 import omnirl_hpc
 from omnirl_hpc.cli.main import COMMANDS, main
+from omnirl_hpc.errors import EXIT_NO_READER
+from tests.cli.run_states import lock_by_this_process
 
 ROOT = Path(omnirl_hpc.__file__).parent.parent
 # A hook says at exit whether torch was imported.
@@ -260,7 +262,7 @@ def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
     assert "cannot be read as parquet" in said(train(f"data.prompts={tmp_path / 'text.parquet'}"))
 
 
-def test_every_rank_checks_and_rank_0_speaks_first(train):
+def test_every_rank_checks_and_rank_0_reports_first(train):
     world = {"LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(
         train(RANK="0", **world)
@@ -274,10 +276,10 @@ def test_every_rank_checks_and_rank_0_speaks_first(train):
 def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     world = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     (tmp_path / "run").mkdir()
-    holder = {"job": "slurm job 5", "host": socket.gethostname(), "pid": os.getpid()}
-    (tmp_path / "run" / "lock.json").write_text(json.dumps(holder))
+    lock_by_this_process(tmp_path / "run", "5")
     micro = "actor.micro_batch_size=4"
-    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}"
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 ({process})"
     assert in_use in said(train(micro, RANK="0", **world))
     assert f": rank 1 of 2 on {socket.gethostname()} (torchrun): {in_use}" in said(
         train(micro, RANK="1", **world)
@@ -289,8 +291,28 @@ def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
         "config.yaml",
-        "lock.json",
+        "lock",
     ]  # nothing was touched
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["status", "--help"]])
+def test_output_that_nobody_reads_ends_the_command_in_silence(command):
+    """As `omnirl-hpc status RUN | head -n 1`, here with a reader that has gone before the first line."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = [sys.executable, "-m", "omnirl_hpc", *command]
+    ended = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (EXIT_NO_READER, "")
+
+
+def test_another_broken_pipe_is_an_error_like_any_other(monkeypatch, capfd):
+    def score(arguments: list[str]) -> None:
+        raise BrokenPipeError("the pipe to a worker")
+
+    monkeypatch.setattr("omnirl_hpc.cli.status.run", score)
+    with capfd.disabled(), pytest.raises(BrokenPipeError, match="to a worker"):
+        main(["status", "run"])
 
 
 def test_a_launcher_that_contradicts_itself(train):

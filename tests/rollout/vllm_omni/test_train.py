@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from omnirl_hpc.launch.lock import find_holder
+
 RANKS = 2
 STEPS = 3
 DEADLINE = 240.0
@@ -82,9 +84,7 @@ def test_killed_and_resumed_is_the_run_that_was_never_stopped(
     while not (run / "checkpoints" / "step_000001").exists():
         assert time.monotonic() < end and started.poll() is None
         time.sleep(0.05)
-    os.kill(
-        json.loads((run / "lock.json").read_text())["pid"], signal.SIGKILL
-    )  # rank 0; torchrun ends the others
+    os.kill(find_holder(run).pid, signal.SIGKILL)  # rank 0; torchrun ends the others
     assert started.wait(timeout=DEADLINE) != 0
     assert len(metrics(run)) < STEPS
     subprocess.run(command(run, tiny_model, tiny_prompts), check=True, timeout=DEADLINE)
