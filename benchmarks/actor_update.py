@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,8 +35,10 @@ def main() -> None:
 
     from omnirl_hpc.launch.groups import process_group
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
     from omnirl_hpc.launch.rendezvous import Rendezvous
 
+    use_private_folder(os.environ)
     work = Path(tempfile.mkdtemp())
     shallow, deep = options.layers // 2, options.layers
     for layers in (shallow, deep):
@@ -87,10 +90,10 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     latter.
     """
     from omnirl_hpc.actor.fsdp import FSDPActor
-    from omnirl_hpc.algorithms.algorithm import CURRENT
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.policies import CURRENT
     from omnirl_hpc.sampling.streams import LATENTS
 
     paths = [

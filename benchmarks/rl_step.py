@@ -53,9 +53,12 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.cli.train import run
+    from omnirl_hpc.config.quoting import setting
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
 
+    use_private_folder(os.environ)  # all ranks use one folder, whose name others can foresee
     rank = find_identity().rank
     work = (
         Path(tempfile.gettempdir()) / f"omnirl_rl_step_{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
@@ -70,7 +73,8 @@ def main() -> None:
         delete_weights_when_read(options.model)
     if options.profile:
         profile_update(number=3)
-    run([*RECIPE, f"model.path={options.model}", f"data.prompts={prompts}", f"run_dir={run_dir}", *overrides])
+    paths = {"model.path": options.model, "data.prompts": prompts, "run_dir": run_dir}
+    run([*RECIPE, *(setting(key, str(path)) for key, path in paths.items()), *overrides])
     if rank == 0:
         report(run_dir, overrides, options.out)
 

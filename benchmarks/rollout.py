@@ -12,6 +12,7 @@ one GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,13 +37,23 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.config.load import load_config
+    from omnirl_hpc.config.quoting import setting
     from omnirl_hpc.launch.groups import process_group
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
     from omnirl_hpc.launch.rendezvous import Rendezvous
 
+    use_private_folder(os.environ)
     work = Path(tempfile.mkdtemp())
     (work / "prompts.parquet").touch()
-    paths = [f"model.path={options.model}", f"data.prompts={work}/prompts.parquet", f"run_dir={work}/run"]
+    paths = [
+        setting(key, str(path))
+        for key, path in (
+            ("model.path", options.model),
+            ("data.prompts", work / "prompts.parquet"),
+            ("run_dir", work / "run"),
+        )
+    ]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     device = torch.device("cuda", 0)
     with process_group(Rendezvous(find_identity(), config.timeout_seconds), device):

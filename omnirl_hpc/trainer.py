@@ -9,7 +9,7 @@ import logging
 import torch
 from torch import Tensor
 
-from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.actor import make_actor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
@@ -30,7 +30,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.metrics.trackers import Trackers
-from omnirl_hpc.residency import Residency
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
@@ -41,7 +41,7 @@ from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Samples
-from omnirl_hpc.sync import collect_lora, confirm_weights, deliver_lora, send_weights
+from omnirl_hpc.sync import make_sync
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,15 @@ class Trainer:
         )
         self.algorithm = find_class("algorithm", config.algorithm.name)(config)
         self.rewards = RewardMix(config.reward)
-        self.actor = FSDPActor(config, self.family, layout, device)
+        self.actor = make_actor(config, self.family, layout, device, self.algorithm)
         if config.residency == "swap":
-            self.actor.offload()  # engine and actor may not fit together, not even while they are built
+            self.actor.sleep()  # engine and actor may not fit together, not even while they are built
         self.engine = make_engine(config, self.family, layout, device, timer)
         self.encode = ConditionCache(self.engine.encode, config.rollout.embedding_cache_size)
         self.peaks = DevicePeaks(device)
-        self.residency = Residency(config.residency, self.engine, self.actor, timer, self.peaks)
+        sides = {ROLLOUT: [self.engine], ACTOR: [self.actor]}
+        self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
+        self.handover = make_sync(self.actor, self.engine, getattr(torch, config.rollout.dtype))
         self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run.hashes, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
@@ -154,7 +156,7 @@ class Trainer:
         updates = self.training_points(batch, scored, advantages)
         self.hashes.rollout(step, batch, scored.rewards, advantages)
 
-        self.residency.to_actor()
+        self.residency.give_to(ACTOR)
         if self.algorithm.recomputes_old_log_prob:
             with self.timer.phase("old_log_prob"):
                 for points in updates[1:]:
@@ -167,8 +169,9 @@ class Trainer:
                 if i == 0:
                     check_gap(self.algorithm, metrics, self.config.rollout.max_log_prob_gap)
                 self.hashes.gradients(step, i, self.actor.gradients)
-                apply_gradients(self.actor, metrics)
-            self.algorithm.after_step(step)
+                apply_gradients(self.actor, metrics, self.config.actor.ema_decay)
+            for blend in self.algorithm.after_step(step):
+                self.actor.blend(blend)
         self.hashes.actor(step, self.actor.trained, self.actor.full_optimizer_state)
         self.sync(step + 1)
         self.save_samples(step, batch, scored, groups)
@@ -229,29 +232,14 @@ class Trainer:
         return points
 
     def sync(self, version: int) -> None:
-        """What is trained to the engine, which takes the device. The version is the number of finished steps.
-
-        All weights go while the engine still sleeps, into its copies in host memory: the device need not hold
-        both.
+        """The policy that samples to the engine, which takes the device. The version is the number of
+        finished steps.
         """
-        full, dtype = self.config.actor.train == "full", getattr(torch, self.config.rollout.dtype)
         with self.timer.phase("sync"):
-            sent = (
-                send_weights(self.actor, self.engine, dtype, version)
-                if full
-                else collect_lora(self.actor, dtype)
-            )
-        self.residency.to_engine()
+            self.handover.send(self.algorithm.sampler, version)
+        self.residency.give_to(ROLLOUT)
         with self.timer.phase("sync"):
-            self.receipt = (confirm_weights if full else deliver_lora)(self.engine, sent, version)
-        what = "weights" if full else "LoRA modules"
-        log.info(
-            "version %d: %d %s bound, checksum %s",
-            version,
-            len(self.receipt.bound),
-            what,
-            self.receipt.checksum,
-        )
+            self.receipt = self.handover.confirm(version)
 
     def evaluation_is_due(self, step: int) -> bool:
         """After `step` steps."""
@@ -259,12 +247,11 @@ class Trainer:
         return bool(every) and (step % every == 0 or step == self.config.steps)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The base model, the running mean of the adapter and the adapter, side by side; the engine ends with
-        the adapter.
-        """
-        self.residency.to_actor()
-        policies = collect_policies(self.actor, getattr(torch, self.config.rollout.dtype))
-        self.residency.to_engine()
+        """The base model and all policies side by side; the engine ends with the one that samples."""
+        self.residency.give_to(ACTOR)
+        dtype, sampler = getattr(torch, self.config.rollout.dtype), self.algorithm.sampler
+        policies = collect_policies(self.actor, dtype, last=sampler)
+        self.residency.give_to(ROLLOUT)
         scores = self.evaluator.compare(policies, step, self.check_stop)
         self.state.judge(step, scores.get("ema", scores["adapter"]), self.evaluator.measure)
         return {f"evaluation/{policy}": reward for policy, reward in scores.items()}

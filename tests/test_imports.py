@@ -17,7 +17,7 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 # Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets
 # its place here.
 LEVELS = (
-    {"errors", "hashing", "pinned", "determinism", "installation"},
+    {"errors", "hashing", "pinned", "determinism", "installation", "policies"},
     {"config", "layout", "launch", "run_directory", "planning"},
     {"models", "sampling", "algorithms", "data"},
     {"metrics"},
@@ -141,6 +141,7 @@ def test_optional_packages_stay_where_they_belong(name):
         ["omnirl_hpc.cli.export", "omnirl_hpc.cli.evaluate", "omnirl_hpc.checkpoints.adapters"],
         ["omnirl_hpc.cli.status", "omnirl_hpc.cli.report", "omnirl_hpc.evaluation.results"],
         ["omnirl_hpc.run_directory", "omnirl_hpc.errors"],
+        ["omnirl_hpc.models.spec", "omnirl_hpc.models.qwen_image.spec"],
         # what a reward worker imports
         ["omnirl_hpc.rewards", "omnirl_hpc.rewards.runner", "omnirl_hpc.rewards.reward"],
         sorted(name for name in MODULES if room(name) == "rewards" and name != "omnirl_hpc.rewards.gather"),

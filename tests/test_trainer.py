@@ -23,6 +23,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.trackers import Trackers
+from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.trainer import Trainer
@@ -90,8 +91,8 @@ def train(loaded: LoadedConfig) -> Run:
     trackers.log = trainer.seen.metrics.append  # is told of every step on every rank
     try:
         assert trainer.train() == StopReason.NONE
-        trainer.residency.to_actor()
-        trainer.seen.adapter = {name: tensor.clone() for name, tensor in trainer.actor.lora_state().items()}
+        trainer.residency.give_to(ACTOR)
+        trainer.seen.adapter = {name: tensor.clone() for name, tensor in trainer.actor.weights()}
         return trainer.seen
     finally:
         trainer.close()
@@ -399,7 +400,7 @@ def test_the_best_by_another_measure_says_nothing(configured, run):
 
 def test_a_prompt_that_is_too_long_is_found_before_weights_load(configured, tmp_path, monkeypatch):
     pq.write_table(pa.table({"prompt": ["a cat", "b" * 2000]}), tmp_path / "long.parquet")
-    monkeypatch.setattr(trainer_module, "FSDPActor", None)
+    monkeypatch.setattr(trainer_module, "make_actor", None)
     for table in ("data.prompts", "evaluation.prompts"):
         with (
             one_rank_group(),

@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
-from omnirl_hpc.algorithms.algorithm import CURRENT, Algorithm, TrainingPoint
+from omnirl_hpc.actor.ema import ema_blend
+from omnirl_hpc.algorithms.algorithm import Algorithm, TrainingPoint
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.sampling.streams import Streams
+from omnirl_hpc.policies import CURRENT
+from omnirl_hpc.sampling.streams import Streams, map_streams
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +60,11 @@ def accumulate_gradients(
     for point in points:
         check_stop()
         velocities = {}
-        for adapter in algorithm.adapters:
-            with torch.set_grad_enabled(adapter == CURRENT):
-                velocities[adapter] = actor.velocity(point, adapter)
+        for policy in algorithm.policies:
+            with torch.set_grad_enabled(policy == CURRENT):
+                velocities[policy] = actor.velocity(point, policy)
         if first:
-            _measure_gap(
-                algorithm,
-                point,
-                {name: velocity.detach() for name, velocity in velocities[CURRENT].items()},
-                metrics,
-            )
+            _measure_gap(algorithm, point, map_streams(Tensor.detach, velocities[CURRENT]), metrics)
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -95,9 +93,14 @@ def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
         )
 
 
-def apply_gradients(actor: Actor, metrics: Accumulator) -> None:
-    """One optimizer step. Raises NonFiniteError on every rank for a gradient that is NaN or infinite on any."""
+def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None = None) -> None:
+    """One optimizer step; the running mean, where one is kept, follows it up to `ema_decay`.
+
+    Raises NonFiniteError on every rank for a gradient that is NaN or infinite on any.
+    """
     grad_norm, lr = actor.apply_gradients()
+    if ema_decay is not None:
+        actor.blend(ema_blend(actor.updates, ema_decay))
     metrics.set("grad_norm", grad_norm)
     metrics.set("lr", lr)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,11 +12,9 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.config.schema import AlgorithmConfig, Config
+from omnirl_hpc.policies import CURRENT, Blend
 from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sampling.streams import Streams
-
-CURRENT = "current"  # the adapter being trained
-REFERENCE = "reference"  # the base model, adapters off
 
 
 @dataclass
@@ -51,7 +50,8 @@ class Algorithm(ABC):
     Settings: ClassVar[type[AlgorithmConfig]] = (
         AlgorithmConfig  # a dataclass: what may be set, and its defaults
     )
-    adapters: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
+    policies: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
+    sampler: str = CURRENT  # the policy that the engine samples with
     recomputes_old_log_prob: bool = (
         False  # the actor evaluates the points of later updates before the first one changes it
     )
@@ -82,10 +82,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def loss(self, point: TrainingPoint, velocities: dict[str, Streams]) -> LossOutput:
-        """The loss of one point from the velocities of `adapters`, shaped as its latents."""
+        """The loss of one point from the velocities of `policies`, shaped as its latents."""
 
-    def after_step(self, step: int) -> None:
-        """Decay an old policy, move a window. Called once at the end of a step."""
+    def after_step(self, step: int) -> Sequence[Blend]:
+        """Which policies follow the current one after step `step` (0, 1, …), and how."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for the algorithm to go on."""

@@ -6,15 +6,9 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.advantages import advantages
-from omnirl_hpc.algorithms.algorithm import (
-    CURRENT,
-    REFERENCE,
-    Algorithm,
-    LossOutput,
-    TrainingPoint,
-    weighted_sum,
-)
+from omnirl_hpc.algorithms.algorithm import Algorithm, LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.samples import Samples, stack_conditions
 from omnirl_hpc.sampling.streams import Streams, map_streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import Transition, transition
@@ -34,7 +28,7 @@ class FlowGRPO(Algorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.adapters = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
+        self.policies = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
         self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
         if not self.recomputes_old_log_prob:
             self.tolerated_gap = self.settings.clip_range

@@ -1,9 +1,10 @@
 """Checkpoints: written whole or not at all, found whole or not at all.
 
     checkpoints/step_000010/    state after 10 steps
-        adapter/                the policy's LoRA in PEFT's format, fp32 master weights
-        ema/                    the same of its running mean, where one is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
+        adapter/                the current policy's LoRA in PEFT's format, fp32 master weights
+        ema/, old/, …           the same of every other policy that is kept
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights
+                                of all policies too, instead of the folders above
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
                                 checkpoint whole
@@ -66,10 +67,10 @@ class CheckpointContent:
     step: int  # finished steps
     adapters: dict[
         str, dict[str, Tensor]
-    ]  # full tensors by folder: `adapter`, `ema`; empty where all weights are trained
+    ]  # full tensors by folder: `adapter`, `ema`, `old`; empty where all weights are trained
     sharded: dict[str, Tensor]  # of the optimizer, and all weights where these are trained
     state: dict[str, Any]  # JSON
-    peft_config: dict[str, Any]
+    peft_config: dict[str, Any] | None  # of the adapters
     best: int | None = None  # the step whose checkpoint stays whatever its age
 
 
@@ -163,7 +164,7 @@ class Checkpointer:
         step: int,
         adapters: dict[str, dict[str, Tensor]],
         state: dict[str, Any],
-        peft_config: dict[str, Any],
+        peft_config: dict[str, Any] | None,
     ) -> None:
         if self._rank == 0:
             for folder, lora in adapters.items():

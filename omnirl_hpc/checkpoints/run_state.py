@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from omnirl_hpc.config.resume import check_same_run
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.lora import peft_config
-from omnirl_hpc.residency import Residency
+from omnirl_hpc.policies import label
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -68,11 +69,11 @@ class RunState:
 
         Returns the first step to do.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:
-                self._load_adapters(Path(adapter), Path(adapter))
+                self._load_adapters(lambda policy: Path(adapter))
             step = 0
         else:
             step = self._load(path)
@@ -112,7 +113,7 @@ class RunState:
         """Undo the partial step and save the state at its start; in an evaluation, the state that was to be
         evaluated.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._actor.rollback()
         self._save()
         self._checkpointer.wait()
@@ -134,9 +135,9 @@ class RunState:
         }
 
     def _save_with_actor_on_device(self) -> None:
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._save()
-        self._residency.to_engine()
+        self._residency.give_to(ROLLOUT)
 
     def _save(self) -> None:
         step, evaluated = self._between_steps["step"], self._between_steps["unevaluated"] is None
@@ -158,7 +159,7 @@ class RunState:
                         "omnirl_hpc": __version__,
                         "world_size": dist.get_world_size(),
                     },
-                    peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                    peft_config=self._actor.adapter_config,
                     best=self._best["step"],
                 )
             )
@@ -174,8 +175,7 @@ class RunState:
                 f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
             )
         self._checkpointer.load(path, self._actor.sharded_state())
-        if self._loaded.config.actor.train == "lora":
-            self._load_adapters(path / "adapter", path / "ema")
+        self._load_adapters(lambda policy: path / label(policy))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         self._sampler.cursor = state["cursor"]
@@ -191,16 +191,17 @@ class RunState:
         return state["step"]
 
     def _adapters(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint has as adapters, by folder."""
-        if self._loaded.config.actor.train == "full":
-            return {}
-        ema = self._actor.ema_state()
-        return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
+        """What a checkpoint has as adapters, by folder: one for each policy."""
+        return {label(policy): dict(self._actor.weights(policy)) for policy in self._adapted()}
 
-    def _load_adapters(self, adapter: Path, ema: Path) -> None:
-        self._actor.load_lora_state(load_adapter(adapter))
-        if self._loaded.config.actor.ema_decay is not None:
-            self._actor.load_ema_state(load_adapter(ema))
+    def _load_adapters(self, folder: Callable[[str], Path]) -> None:
+        """folder: of a policy."""
+        for policy in self._adapted():
+            self._actor.load(policy, load_adapter(folder(policy)))
+
+    def _adapted(self) -> tuple[str, ...]:
+        """The policies that are adapters; all others are among the actor's sharded tensors."""
+        return () if self._actor.adapter_config is None else self._actor.policies
 
 
 def fingerprint(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omnirl_hpc.checkpoints.adapters import (
     adapter_file,
-    find_run_adapter,
+    find_run_adapters,
     load_adapter,
     read_adapter_config,
     step_or_best,
@@ -26,6 +26,7 @@ from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rollout.vllm_omni import versions
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -62,17 +63,17 @@ def run(arguments: Sequence[str]) -> None:
             config, step, adapters = (
                 load_config(["run_dir=.", *options.overrides]).config,
                 0,
-                {"adapter": options.source},
+                {CURRENT: options.source},
             )
         else:
             config, step, adapters = of_run(options.source, options.step, options.overrides)
-        prepare(config, adapters["adapter"], identity)
+        prepare(config, adapters[CURRENT], identity)
         make_folder(options.out)
     evaluate(config, step, adapters, options.out, identity)
 
 
 def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
-    """Settings, step, and the folders of adapter and running mean of a run's checkpoint."""
+    """Settings, step, and the folder of each policy's adapter in a run's checkpoint."""
     run_directory = RunDirectory(path)
     run_directory.require_run()
     config = load_run_config(run_directory.config, overrides, unused=("algorithm",)).config
@@ -80,9 +81,7 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
         raise ConfigError(
             f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer"
         )
-    step, adapter = find_run_adapter(run_directory.checkpoints, step)
-    ema = adapter.with_name("ema")
-    return config, step, ({"ema": ema} if adapter_file(ema) else {}) | {"adapter": adapter}
+    return config, *find_run_adapters(run_directory.checkpoints, step)
 
 
 def prepare(config: Config, adapter: Path, identity: Identity) -> None:
@@ -122,7 +121,8 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
     """Form the process group, build an engine without an actor, compare the base and the adapters."""
     if config.determinism == "strict":
         enable_strict()
-    prepare_process(config.threads_per_rank)
+    with rank_0_speaks_first(identity):
+        prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.launch.rendezvous import Rendezvous
 
@@ -164,7 +164,7 @@ def compare(
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
     loras = together(
-        lambda: {policy: on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()},
+        lambda: {label(policy): on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()},
         CheckpointError,
     )
     family = find_class("model", config.model.family)(config.model)
@@ -178,7 +178,8 @@ def compare(
             fit_micro_batch_size(
                 engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True
             )
-        evaluator.compare({"base": without_effect(loras["adapter"])} | loras, step, check_stop=lambda: None)
+        base = {label(REFERENCE): without_effect(loras[label(CURRENT)])}
+        evaluator.compare(base | loras, step, check_stop=lambda: None)
         engine.close()
     finally:
         rewards.close()

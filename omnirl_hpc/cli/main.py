@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "export": (
         "omnirl_hpc.cli.export",
-        "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--ema] [--merge]",
+        "a run's adapter for diffusers: omnirl-hpc export RUN OUT [--step N] [--policy NAME] [--merge]",
     ),
     "plan": (
         "omnirl_hpc.cli.plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -88,11 +89,22 @@ def usage() -> str:
 
 
 def find_deadline(stop_before: float, identity: Identity) -> float | None:
-    """When to stop by itself. Rank 0 alone looks at the clock, and asks Slurm once for the whole job."""
+    """When to stop by itself. Rank 0 alone looks at the clock, and asks Slurm once for the whole job.
+
+    Raises ConfigError where that is now: each start of a job that is requeued would be over at once.
+    """
     if not stop_before or identity.rank != 0:
         return None
     end = job_end_time(os.environ)
-    return None if end is None else end - stop_before
+    if end is None:
+        return None
+    left = end - time.time()
+    if stop_before >= left:
+        raise ConfigError(
+            f"stop_before={stop_before:g}, and the job ends in {left:.0f} s, which leaves no time to train: choose a longer "
+            "--time or a smaller stop_before"
+        )
+    return end - stop_before
 
 
 def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:
@@ -100,7 +112,8 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     config = loaded.config
     if config.determinism == "strict":
         enable_strict()
-    prepare_process(config.threads_per_rank)
+    with rank_0_speaks_first(identity):
+        prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group

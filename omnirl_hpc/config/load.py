@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.quoting import setting
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
@@ -244,7 +246,7 @@ def _how_to_write(override: str) -> str:
     if value.startswith("~"):
         return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
     if value and value[0] not in "[{" and not key.startswith("-"):
-        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: '{key}=\"{value}\"'"
+        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: {shlex.quote(setting(key, value))}"
     return "settings are written as key=value, in Hydra's syntax"
 
 

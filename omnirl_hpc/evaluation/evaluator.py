@@ -23,6 +23,7 @@ from omnirl_hpc.launch.agreement import together
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.roll_out import roll_out
@@ -40,17 +41,15 @@ ODE = Window(0, 0)
 Lora = dict[str, Tensor]
 
 
-def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
-    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`.
-    Collective.
+def collect_policies(actor: Actor, dtype: torch.dtype, last: str = CURRENT) -> dict[str, Lora]:
+    """What training has to compare, in the engine's dtype, by label: the reference, every policy that the
+    actor holds, `last` at the end. Collective.
 
     In host memory: the device has no room for all beside the engine.
     """
-    adapter, ema = on_host(actor.lora_state(), dtype), actor.ema_state()
-    policies = {"base": without_effect(adapter)}
-    if ema is not None:
-        policies["ema"] = on_host(ema, dtype)
-    return policies | {"adapter": adapter}
+    held = {policy: on_host(dict(actor.weights(policy)), dtype) for policy in actor.policies}
+    ordered = [*(policy for policy in held if policy != last), last]
+    return {label(REFERENCE): without_effect(held[CURRENT])} | {label(p): held[p] for p in ordered}
 
 
 def on_host(lora: Lora, dtype: torch.dtype) -> Lora:
@@ -68,7 +67,8 @@ class Evaluator:
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/ and ema/ with the same; comparison.md, a table, and comparison.jpg, side by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg, side
+                                  by side
 
     What is there already from the same adapter and settings is not made again.
     """
@@ -139,7 +139,7 @@ class Evaluator:
         results = []
         for policy, lora in policies.items():
             checksum = self._deliver(lora, step)
-            folder = policy if policy == "base" else f"{place}/{policy}"
+            folder = policy if policy == label(REFERENCE) else f"{place}/{policy}"
             results.append(
                 {"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)}
             )

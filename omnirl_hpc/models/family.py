@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from omnirl_hpc.config.schema import ModelConfig, SamplingConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import DataError
+from omnirl_hpc.models.spec import FamilySpec
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams
@@ -37,6 +38,7 @@ class Numerics:
 class ModelFamily(ABC):
     """One family, bound to a checkpoint and a size of images or videos."""
 
+    spec: FamilySpec  # which checkpoints it can train; a family of ours has it in spec.py beside it
     lora_targets: tuple[str, ...]  # PEFT target_modules of the published recipes
     max_text_tokens: int  # longer prompts are an error
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients
 from omnirl_hpc.algorithms import FlowGRPO
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
+from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models.family import Numerics
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.samples import Condition, SampleIdentity, Samples, Trajectory
@@ -140,7 +141,7 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
             )
 
         velocities = {CURRENT: velocity(transformer)}
-        if REFERENCE in algorithm.adapters:
+        if REFERENCE in algorithm.policies:
             velocities[REFERENCE] = map_streams(Tensor.detach, velocity(bare))
         point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
         algorithm.loss(point, velocities).loss.backward()

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
 from omnirl_hpc.algorithms import FlowGRPO
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models.family import Guidance, Numerics
-from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import go_on, make_config, one_rank_group, run_ranks
@@ -119,7 +119,7 @@ def test_reference_is_the_base_model(configured):
     after.sum().backward()
     assert sum(p.grad is not None for p in actor._parameters.values()) > 40
 
-    with pytest.raises(ValueError, match="unknown adapter set 'teacher'"):
+    with pytest.raises(ValueError, match="the actor holds no policy 'teacher'; it holds current"):
         actor.velocity(point, "teacher")
     with pytest.raises(AttributeError):
         actor.velocity(None, REFERENCE)
@@ -160,7 +160,7 @@ def test_kl_to_the_reference_has_plain_autograds_gradient(configured):
 def test_gradients_that_are_not_finite_stop_the_run(configured):
     config = configured()
     actor = make_actor(config)
-    before = actor.lora_state()
+    before = dict(actor.weights())
     before = {name: tensor.clone() for name, tensor in before.items()}
     for value in (math.nan, math.inf):
         for parameter in actor._parameters.values():
@@ -170,7 +170,7 @@ def test_gradients_that_are_not_finite_stop_the_run(configured):
             NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"
         ):
             actor.apply_gradients()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.lora_state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.weights())
 
 
 def test_gradients_are_clipped_cleared_and_reported(configured):
@@ -179,7 +179,7 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
         "actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2"
     )
     actor = make_actor(config)
-    before = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+    before = {name: tensor.clone() for name, tensor in actor.weights()}
     count = sum(p.numel() for p in actor._parameters.values())
     rates = []
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
     # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4
     # a step
     decay = math.prod(1 - lr * 1e-4 for lr in rates)
-    for name, tensor in actor.lora_state().items():
+    for name, tensor in actor.weights():
         torch.testing.assert_close(tensor, before[name] * decay, rtol=1e-6, atol=1e-9)
 
 
@@ -208,7 +208,11 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         points = make_points(config, rows, micro_batch=2)
         some = actor._parameters["transformer_blocks.0.attn.to_q.lora_A.weight"]
         local = some.to_local().numel() / some.numel()
-        result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
+        result = {
+            "gradients": gradients(actor, config, points),
+            "local": local,
+            "before": dict(actor.weights()),
+        }
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
         result["base"] = {
             k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()
@@ -216,7 +220,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
-        result |= {"metrics": metrics.reduce(), "after": actor.lora_state()}
+        result |= {"metrics": metrics.reduce(), "after": dict(actor.weights())}
         result["dtypes"] = {p.dtype for p in lora_parameters(actor._transformer).values()}
         results[name] = result
     return results
@@ -259,7 +263,7 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         assert rank["bf16"]["dtypes"] == {torch.float32}
         assert rank["bf16"]["metrics"]["grad_norm"] > 0
         before, after = rank["bf16"]["before"], rank["bf16"]["after"]
-        assert before.keys() == single.lora_state().keys()
+        assert before.keys() == dict(single.weights()).keys()
         moved = {k for k in before if not torch.equal(before[k], after[k])}
         assert len(moved) > 40
         # fp32 values, not bf16 ones in fp32 clothes

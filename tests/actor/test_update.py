@@ -15,9 +15,10 @@ from omnirl_hpc.actor.update import (
     check_gap,
     recompute_old_log_probs,
 )
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, LossOutput, TrainingPoint, weighted_sum
+from omnirl_hpc.algorithms.algorithm import LossOutput, TrainingPoint, weighted_sum
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.streams import LATENTS, map_streams
 from tests.helpers import CPU, go_on, one_rank_group
 
@@ -29,9 +30,9 @@ class OneNumber:
         self.theta = torch.tensor(theta, requires_grad=True)
         self.calls, self.gradients = [], []
 
-    def velocity(self, point, adapter):
-        self.calls.append((adapter, torch.is_grad_enabled()))
-        return map_streams(lambda x: x * (self.theta if adapter == CURRENT else 0.0), point.latents)
+    def velocity(self, point, policy):
+        self.calls.append((policy, torch.is_grad_enabled()))
+        return map_streams(lambda x: x * (self.theta if policy == CURRENT else 0.0), point.latents)
 
     def apply_gradients(self):
         self.gradients.append(float(self.theta.grad))
@@ -45,8 +46,8 @@ class SumOfVelocity:
     recomputes_old_log_prob = False
     tolerated_gap = math.inf
 
-    def __init__(self, *adapters: str) -> None:
-        self.adapters = adapters
+    def __init__(self, *policies: str) -> None:
+        self.policies = policies
 
     def log_prob(self, point, velocity):
         return velocity[LATENTS].flatten(1).sum(dim=1)

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint, weighted_sum
+from omnirl_hpc.algorithms.algorithm import TrainingPoint, weighted_sum
 from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, gaussian_kl
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig, SamplingConfig
+from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.samples import SampleIdentity, Samples, Trajectory
 from omnirl_hpc.sampling.streams import LATENTS, Streams
@@ -124,7 +125,7 @@ def test_weighted_sum_ignores_what_weighs_nothing():
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance"])
 def test_kl_term_is_the_kl_of_the_two_transitions(kind):
     algorithm = make(kind, clip_range=0.2, kl_coef=0.3)
-    assert algorithm.adapters == (CURRENT, REFERENCE)
+    assert algorithm.policies == (CURRENT, REFERENCE)
     made, velocity = point(
         [1.0, 1.0], [0.0, 0.0], [0.5, 0.5], algorithm
     )  # advantages of 0: only the KL is left
@@ -159,7 +160,7 @@ def test_the_reference_gets_no_gradient():
 
 
 def test_without_a_kl_coefficient_no_reference_is_needed():
-    assert make(kl_coef=0.0).adapters == (CURRENT,)
+    assert make(kl_coef=0.0).policies == (CURRENT,)
     assert make(old_log_prob="recompute").recomputes_old_log_prob
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
 

@@ -28,8 +28,8 @@ from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
 NAMES = ("block.to_q.lora_A.weight", "block.to_q.lora_B.weight")
@@ -413,7 +413,7 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
-    lora, optimizer = actor.lora_state(), actor.optimizer_state()
+    lora, optimizer = dict(actor.weights()), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
     checkpointer.save(
         CheckpointContent(

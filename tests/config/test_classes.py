@@ -63,7 +63,8 @@ number = 3
 
 
 FAMILY = """
-from omnirl_hpc.models import ModelFamily, QwenImage
+from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.qwen_image.family import QwenImage
 
 class Half(ModelFamily):
     lora_targets = ("to_q",)
@@ -104,7 +105,7 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
             "Half does not define count_text_tokens, decode, empty_transformer, encode, load_pipeline, load_transformer, ",
         ),
         ("family:Half", "Half does not define .*, max_text_tokens, "),
-        ("family:Nothing", "Nothing does not define lora_targets$"),
+        ("family:Nothing", "Nothing does not define lora_targets, spec$"),
     ):
         config = load_config([*NEEDED, f"model={path}", "reward=ocr", "algorithm=flow_grpo"]).config
         with pytest.raises(ConfigError, match=f"^model={path}: {message}"):

@@ -18,9 +18,11 @@ def test_policies_are_collected_on_the_host():
     with FakeTensorMode():
         lora = {"a": torch.ones(2, 3, device="cuda")}
         policies = collect_policies(
-            SimpleNamespace(lora_state=lambda: lora, ema_state=lambda: lora), torch.bfloat16
+            SimpleNamespace(policies=("ema", "old", "current"), weights=lambda _: lora.items()),
+            torch.bfloat16,
+            last="old",
         )
-    assert list(policies) == ["base", "ema", "adapter"]
+    assert list(policies) == ["base", "ema", "adapter", "old"]
     assert {(t.device.type, t.dtype) for policy in policies.values() for t in policy.values()} == {
         ("cpu", torch.bfloat16)
     }

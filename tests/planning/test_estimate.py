@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.actor.fsdp import FSDPActor, local
-from omnirl_hpc.algorithms.algorithm import CURRENT, TrainingPoint
+from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.planning.estimate import Estimate, estimate
+from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.helpers import ALONE, CPU, one_rank_group
@@ -65,7 +66,7 @@ def test_actor_of_the_tiny_recipe(tiny):
         assert parts(needed.actor, "actor: LoRA", "actor: Adam", "actor: gradients") == about(
             storage_bytes(made)
         )
-        actor.offload()
+        actor.sleep()
         copies = ("copy of actor: base weights", "copy of actor: LoRA", "copy of actor: Adam")
         assert parts(needed.host, *copies) == about(actor._pinned.host_bytes())
 
@@ -93,7 +94,7 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
         assert not any(
             "base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host
         )
-        actor.offload()
+        actor.sleep()
         assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(
             actor._pinned.host_bytes()
         )

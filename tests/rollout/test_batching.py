@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from omnirl_hpc.rollout.batching import SampleBatch, micro_batches

@@ -205,7 +205,7 @@ def test_images_follow_the_adapter(rollout, tiny_model, tiny_prompts, tmp_path):
         actor = FSDPActor(config, rollout.family, ALONE, CPU)
         receipts = [deliver_lora(rollout.engine, collect_lora(actor, torch.float32), version=1)]
         old = rollout.generate()
-        saved = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+        saved = {name: tensor.clone() for name, tensor in actor.weights()}
         for parameter in actor._parameters.values():
             parameter.grad = torch.ones_like(parameter)
         actor.apply_gradients()

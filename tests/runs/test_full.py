@@ -16,12 +16,12 @@ from omnirl_hpc.data.prompts import Prompt, PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP, ODE
 from omnirl_hpc.hashing import stream_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.rollout.engine import SampleRequest
-from omnirl_hpc.sync import confirm_weights, send_weights
 from omnirl_hpc.sampling.samples import SampleIdentity
 from omnirl_hpc.sampling.streams import LATENTS
+from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.cli.test_export import STEPS, plain_latents
 from tests.helpers import CPU, make_config
 from tests.runs.program import compare, lines
@@ -147,7 +147,7 @@ def test_exported_weights_are_what_the_engine_computed_with(
     ("command", "options", "said"),
     [
         ("export", ("--merge",), "--merge is for adapters, and "),
-        ("export", ("--ema",), "--ema is for adapters, and "),
+        ("export", ("--policy", "ema"), "--policy ema is for adapters, and "),
         (
             "export",
             ("--model", "/nowhere"),

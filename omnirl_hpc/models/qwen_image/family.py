@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.models.family import Guidance, ModelFamily, Numerics
+from omnirl_hpc.models.qwen_image.spec import SPEC
 from omnirl_hpc.planning.qwen_image import LORA_TARGETS
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
@@ -35,6 +36,7 @@ class QwenImage(ModelFamily):
     conditional branch.
     """
 
+    spec = SPEC
     lora_targets = LORA_TARGETS
     max_text_tokens = 1024
 
@@ -72,7 +74,8 @@ class QwenImage(ModelFamily):
         tokens = len(self._tokenizer(PROMPT_TEMPLATE.format(text)).input_ids) - TEMPLATE_START
         if tokens > self.max_text_tokens:
             raise DataError(
-                f"a prompt of {tokens} tokens is longer than Qwen-Image's {self.max_text_tokens}: {text[:60]!r}…"
+                f"a prompt of {tokens} tokens is longer than Qwen-Image's {self.max_text_tokens}: "
+                f"{text[:60]!r}…"
             )
         return tokens
 
@@ -178,7 +181,8 @@ class QwenImage(ModelFamily):
 # The pipeline wraps a prompt in this and drops the first TEMPLATE_START tokens (attributes of
 # QwenImagePipeline, which are set in its constructor; a test holds them equal).
 PROMPT_TEMPLATE = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n"
 )
 TEMPLATE_START = 34
