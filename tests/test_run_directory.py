@@ -7,6 +7,7 @@ import logging
 import os
 
 import pytest
+import torch
 
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import ConfigError, LockLostError, OutputError
