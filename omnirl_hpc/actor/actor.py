@@ -24,7 +24,9 @@ class Actor(Protocol):
         """Optimizer steps so far."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
-        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference, predicts."""
+        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,
+        predicts.
+        """
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning

@@ -60,8 +60,8 @@ Point = TypeVar("Point", bound=TrainingPoint)
 class Algorithm(ABC, Generic[Point]):
     """How units become a loss.
 
-    A training step calls, in this order: `window` and `advantages` where units are generated; `training_points`
-    for each micro-batch; `loss` for each point; `after_step`.
+    A training step calls, in this order: `window` and `advantages` where units are generated;
+    `training_points` for each micro-batch; `loss` for each point; `after_step`.
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = (

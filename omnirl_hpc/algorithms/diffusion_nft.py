@@ -1,4 +1,4 @@
-"""DiffusionNFT (arXiv 2509.16117): learning on the forward process, from good and from bad samples at once."""
+"""DiffusionNFT (arXiv 2509.16117): learning on the forward process, from good and bad samples at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DiffusionNFTConfig(AlgorithmConfig):
     timestep_fraction: float = 1.0  # of the sampler's timesteps that a sample is trained at
     old_decay: str = "linear"  # of the policy that samples: copy | linear | delayed
     old_every: int = 1  # steps between its moves
-    # paper: the loss of the paper | code: times advantage_clip / beta, as in the authors' code and in verl-omni
+    # paper: the loss of the paper | code: times advantage_clip / beta, as in the authors' code
     loss_scale: str = "paper"
 
     def __post_init__(self) -> None:
@@ -82,8 +82,8 @@ class DiffusionNFT(Algorithm):
         v+ = (1 - beta) v_old + beta v,  v- = (1 + beta) v_old - beta v,  x0± = x_sigma - sigma v±
         loss = mean r |x0+ - x0|^2 / w+ + (1 - r) |x0- - x0|^2 / w- + kl_coef |v - v_ref|^2
 
-    where w± is the mean of |x0± - x0|, a constant to the gradient, and norms are means over latent elements. The
-    old policy samples, without guidance and by ODE steps, and follows the current one. r is 1/2 + A / (2
+    where w± is the mean of |x0± - x0|, a constant to the gradient, and norms are means over latent elements.
+    The old policy samples, without guidance and by ODE steps, and follows the current one. r is 1/2 + A / (2
     advantage_clip), the paper's with Z = advantage_clip times the standard deviation.
     """
 

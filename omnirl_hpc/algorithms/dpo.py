@@ -1,4 +1,4 @@
-"""Diffusion-DPO (arXiv 2311.12908) on pairs of a table: learning what is preferred, without rollout or reward."""
+"""Diffusion-DPO (arXiv 2311.12908) on pairs of a table: learning without rollout or reward."""
 
 from __future__ import annotations
 

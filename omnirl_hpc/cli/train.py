@@ -84,7 +84,7 @@ def run(overrides: Sequence[str]) -> None:
 
 
 def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
-    """The settings; a step to go back to is meant for a job's first start: a requeued one goes on where it was."""
+    """The settings. A step to go back to is for a job's first start: a requeued one goes on where it was."""
     loaded = load_config(overrides, unused)
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
         loaded.config.checkpoint.resume_step = None

@@ -78,8 +78,8 @@ class Evaluator:
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg, side
-                                  by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg,
+                                  side by side
 
     What is there already from the same adapter and settings is not made again.
     """

@@ -42,7 +42,9 @@ class Encoders:
 
     @torch.no_grad()
     def latents(self, file: SampleFile) -> Streams:
-        """One sample's clean latents, fp32, on the device. Raises DataError for a file of another kind or size."""
+        """One sample's clean latents, fp32, on the device. Raises DataError for a file of another kind or
+        size.
+        """
         if file.holds_latents:
             return self._stored(file)
         try:
