@@ -147,7 +147,13 @@ def make_point(family, config, tokens: int, device: torch.device):
 
     latents = torch.randn(size, *family.stream_shapes()[LATENTS], device=device)
     ones = torch.ones(size, device=device)
-    return TrainingPoint({LATENTS: latents}, {LATENTS: 500 * ones}, text(tokens - 8), text(8), ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: latents},
+        timesteps={LATENTS: 500 * ones},
+        conditions=text(tokens - 8),
+        negative=text(8),
+        weights=ones,
+    )
 
 
 def timed(function) -> float:

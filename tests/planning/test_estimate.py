@@ -164,7 +164,13 @@ def training_point(config: Config) -> TrainingPoint:
     mask = torch.arange(TEXT)[None].expand(size, TEXT) < TEXT - 1
     text = {"embeds": torch.zeros(size, TEXT, 32), "mask": mask}
     ones = torch.ones(size)
-    return TrainingPoint({LATENTS: torch.zeros(size, *shape)}, {LATENTS: ones * 500}, text, text, ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: torch.zeros(size, *shape)},
+        timesteps={LATENTS: ones * 500},
+        conditions=text,
+        negative=text,
+        weights=ones,
+    )
 
 
 def test_engine_of_the_tiny_recipe(tiny):
