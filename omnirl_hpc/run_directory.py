@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,12 +45,12 @@ class RunDirectory:
         if not self.config.is_file():
             raise ConfigError(f"{self.path} is not the folder of a run: it has no config.yaml")
 
-    def check_same_run(self, config_yaml: str) -> None:
+    def check_same_run(self, config_yaml: str, unused: Sequence[str] = ()) -> None:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
-        is.
+        is. unused: groups whose classes `config_yaml` was loaded without.
         """
         if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
-            check_same_run(self.config.read_text(), config_yaml, str(self.path))
+            check_same_run(self.config.read_text(), config_yaml, str(self.path), unused)
 
     def create(self) -> None:
         """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written."""

@@ -52,12 +52,14 @@ def run(overrides: Sequence[str]) -> None:
         return
     identity = find_identity()
     with rank_0_reports_first(identity):
-        config = load_as_started(overrides, unused=("algorithm",)).config  # in seconds, without torch
+        known = load_as_started(overrides, unused=("algorithm",))  # in seconds, without torch
+        config = known.config
         check(config, identity.world_size, algorithm=False)
         if config.rollout.engine == "vllm_omni":
             versions.require()
         lock = RunLock(config.run_dir, identity)
         run_directory = RunDirectory(config.run_dir, lock.require)
+        run_directory.check_same_run(known.to_yaml(), unused=("algorithm",))
         check_prompts(config)
         lock.check()
         deadline = find_deadline(config.stop_before, identity)

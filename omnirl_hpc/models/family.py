@@ -49,9 +49,13 @@ class ModelFamily(ABC):
     def load_pipeline(self, dtype: torch.dtype) -> Any:
         """diffusers' stock pipeline, on the CPU."""
 
-    @abstractmethod
     def load_encoders(self, dtype: torch.dtype) -> Any:
-        """The same pipeline without its transformer, for `encode` and `encode_media`."""
+        """The same pipeline without its transformer, for `encode` and `encode_media`. A family that can should
+        not load the transformer first.
+        """
+        pipeline = self.load_pipeline(dtype)
+        pipeline.transformer = None
+        return pipeline
 
     @abstractmethod
     def load_transformer(self, dtype: torch.dtype) -> nn.Module:

@@ -243,7 +243,17 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
-    assert "holds a run with other settings" in said(train(), torch=True)
+    assert "holds a run with other settings" in said(train())
+
+
+def test_a_run_of_another_algorithm_is_not_overwritten(train, tmp_path):
+    """Its name is compared at once, its settings when its file has been read."""
+    for changed, torch in (("name: other", False), ("clip_range: 7", True)):
+        folder = tmp_path / "run"
+        (folder / "checkpoints" / "step_000000").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(f"algorithm:\n  {changed}\n")
+        line = said(train(), torch=torch)
+        assert "holds a run with other settings" in line and f"algorithm.{changed.partition(':')[0]}=" in line
 
 
 def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):
@@ -252,7 +262,7 @@ def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(tra
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
     requeued = train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
-    assert "holds a run with other settings" in said(requeued, torch=True)
+    assert "holds a run with other settings" in said(requeued)
 
 
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
