@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from omnirl_hpc.evaluation.evaluator import make_evaluator
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.metrics.attention import observe_attention
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer, StepClock
@@ -52,16 +54,19 @@ class Trainer:
         family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
+        self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
         self.actor = make_actor(config, family, layout, device, self.algorithm)
         if config.residency == "swap":
             self.actor.sleep()  # both sides may not fit together, not even while they are built
-        self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
+        self.generation.load()
         self.source = make_source(
             config, family, layout, device, self.algorithm, self.generation, timer, self.hashes, run
         )
         sides = {ROLLOUT: [*self.generation.tenants, *self.source.tenants], ACTOR: [self.actor]}
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = self.generation.make_sync(self.actor)
+        for part, network in (*self.generation.networks.items(), ("actor", self.actor.transformer)):
+            observe_attention(network, partial(self.note, f"attention kernel, {part}"))
         self.evaluator = make_evaluator(config, family, layout, device, self.generation, run)
         checkpointer = Checkpointer(
             run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds, run.require_lock
@@ -166,6 +171,12 @@ class Trainer:
     def check_stop(self) -> None:
         """Collective, at every micro-batch. Raises StopRequested on every rank where any has a reason."""
         self.stop.check(self.layout.rank, self.device)
+
+    def note(self, name: str, value: str) -> None:
+        """Show and store what the run was found to use, once it is known."""
+        if self.layout.rank == 0:
+            print(f"{name}: {value}", flush=True)
+            self.run.add_choice(name, value)
 
     def leave(self) -> None:
         """Let go of what samples, with the other ranks. Not after an error: it would wait for ranks that are

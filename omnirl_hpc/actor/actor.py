@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.policies import CURRENT, Blend
@@ -22,6 +22,10 @@ class Actor(Protocol):
     @property
     def updates(self) -> int:
         """Optimizer steps so far."""
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that is trained, to be looked at."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,

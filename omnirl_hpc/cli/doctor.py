@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from omnirl_hpc import __version__, installation
+from omnirl_hpc.checks.node_rules import model_is_supported
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import PreflightError
@@ -54,6 +55,8 @@ def run(arguments: Sequence[str]) -> None:
         config = load_config([*DEFAULTS, *arguments], unused=("algorithm",)).config
         if "-" not in (config.run_dir, config.model.path, config.data.prompts):
             check(config, identity.world_size, algorithm=False)
+        elif config.model.path != "-":
+            model_is_supported(config, identity.world_size)
         if identity.rank == 0:
             print_installation()
         if config.rollout.engine == "vllm_omni":

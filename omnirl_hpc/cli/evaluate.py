@@ -171,6 +171,7 @@ def compare(
     check_prompt_lengths(config, family)
     generation = Generation(config, family, layout, device, PhaseTimer(device))
     try:
+        generation.load()
         evaluator = Evaluator(config, family, layout, device, generation, out)
         if device.type == "cuda":
             longest = config.data.text_lengths[-1]

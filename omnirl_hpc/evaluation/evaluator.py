@@ -1,4 +1,4 @@
-"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+"""Makes and scores the images of policies: the same prompts and initial noise for each, ODE steps alone."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.rollout.requests import condition_width
 from omnirl_hpc.run_directory import RunDirectory, writing
@@ -108,7 +109,8 @@ class Evaluator:
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
         self._layout, self._device, self._generation = layout, device, generation
         self._folder, self._writing = folder, writing
-        table = PromptTable(evaluation.prompts or config.data.prompts)
+        path = evaluation.prompts or config.data.prompts
+        table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,4 +75,5 @@ def similarity(recognised: str, target: str) -> float:
 
 
 def normalise(text: str) -> str:
-    return "".join(text.lower().split())
+    """Lower case without white space; a letter and its accent are one character, however written."""
+    return unicodedata.normalize("NFC", "".join(text.lower().split()))

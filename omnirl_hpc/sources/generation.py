@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 
 from omnirl_hpc.config.schema import Config, RewardConfig, WindowConfig
 from omnirl_hpc.data.sampler import Group
+from omnirl_hpc.errors import RewardError
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.family import ModelFamily
@@ -29,11 +32,19 @@ class Generation:
     def __init__(
         self, config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer
     ) -> None:
+        """Makes the rewards: one that cannot be made is found in seconds, before weights load. Raises RewardError
+        on every rank.
+        """
         self._config, self._family, self._layout = config, family, layout
-        self.engine = make_engine(config, family, layout, device, timer)
-        self._encode = ConditionCache(self.engine.encode, config.rollout.embedding_cache_size)
-        self._rewards = RewardMix(config.reward)
+        self._device, self._timer = device, timer
+        self._rewards = raise_on_all_ranks(lambda: RewardMix(config.reward), RewardError)
+
+    def load(self) -> None:
+        """Build the engine. Everything else needs it."""
+        self.engine = make_engine(self._config, self._family, self._layout, self._device, self._timer)
+        self._encode = ConditionCache(self.engine.encode, self._config.rollout.embedding_cache_size)
         self.tenants: list[Tenant] = [self.engine]
+        self.networks = {"rollout": self.engine.transformer}  # by the name of their part, to be looked at
 
     def make_sync(self, actor: PolicySource) -> Sync:
         """What gives the engine a policy."""
@@ -87,6 +98,9 @@ class NoGeneration:
     """Where a run trains on a table alone."""
 
     tenants: list[Tenant] = []
+    networks: dict[str, nn.Module] = {}
+
+    def load(self) -> None: ...
 
     def make_sync(self, actor: PolicySource) -> NoSync:
         return NoSync()

@@ -20,6 +20,7 @@ from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.residency import Tenant
 from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Samples
@@ -46,7 +47,7 @@ class RolloutSource:
         self._config, self._layout, self._device, self._algorithm = config, layout, device, algorithm
         self._generation, self._timer, self._hashes, self._run = generation, timer, hashes, run
         data = config.data
-        table = PromptTable(data.prompts)
+        table = PromptTable(data.prompts, metadata_columns(config.reward))
         self._sampler = GroupSampler(table, data.prompts_per_step, data.samples_per_prompt, config.seed)
         self._cursor = TableCursor(data.prompts, self._sampler)
         self.tenants: list[Tenant] = []  # the engine is the generation's

@@ -168,6 +168,11 @@ def test_without_a_kl_coefficient_no_reference_is_needed():
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
 
 
+def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
+    assert make(old_log_prob="rollout", clip_range=0.03).tolerated_gap == 0.03
+    assert make(old_log_prob="recompute", clip_range=0.03).tolerated_gap == math.inf
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -246,6 +251,9 @@ def test_one_training_point_for_each_step_of_the_window():
             assert torch.equal(got[LATENTS], expected)
         assert torch.equal(made.rollout_log_prob, trajectory.log_probs[:, i])
         assert made.conditions["embeds"].flatten().tolist() == [0.0, 1.0]
+        assert torch.equal(made.old_log_prob, trajectory.log_probs[:, i])  # until recomputed
+        assert made.sigma_max[LATENTS].tolist() == pytest.approx([0.95, 0.95])
+        assert made.weights.tolist() == pytest.approx([0.6 / 3, 0.4 / 3])
         assert made.advantages.tolist() == [1.0, -1.0]
     assert sum(float(made.weights.sum()) for made in points) == pytest.approx(1.0)  # of the update
 
