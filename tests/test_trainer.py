@@ -86,6 +86,8 @@ def train(loaded: LoadedConfig) -> Run:
     layout = make_layout(config, dist.get_rank(), dist.get_world_size())
     directory = RunDirectory(config.run_dir)
     directory.create()
+    if layout.rank == 0:
+        directory.write_start(loaded.to_yaml(), {})
     trackers = Trackers(config, directory, layout.rank)
     trainer = ObservedTrainer(
         loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers

@@ -212,7 +212,8 @@ class TestMedia:
                 frames=[[{"bytes": b"0", "path": None}, {"bytes": b"1", "path": None}], [], None],
                 sound=[None, {"bytes": None, "path": "clips/a.wav"}, {"bytes": None, "path": "gone.wav"}],
                 level=[1, 2, 3],
-            )
+            ),
+            metadata=["level"],
         )
 
     def test_they_are_read_when_they_are_asked_for(self, table):
