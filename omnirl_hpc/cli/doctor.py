@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> None:
             print_installation()
         if config.rollout.engine == "vllm_omni":
             versions.require()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
     from omnirl_hpc.checks.preflight.network import SIZES

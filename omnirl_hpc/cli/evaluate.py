@@ -123,7 +123,7 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
     """Form the process group, build an engine without an actor, compare the base and the adapters."""
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.launch.rendezvous import Rendezvous

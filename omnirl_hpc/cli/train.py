@@ -116,7 +116,7 @@ def train(
     config = loaded.config
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
