@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.hashing import state_checksum
@@ -61,6 +61,10 @@ class DiffusersEngine:
             raise RuntimeError("the engine is asleep: wake() it before use")
 
     @torch.no_grad()
+    @property
+    def transformer(self) -> nn.Module:
+        return self._pipeline.transformer
+
     def encode(self, prompt: str) -> Tensor:
         self._require_awake()
         return self._family.encode_prompt(self._pipeline, prompt)

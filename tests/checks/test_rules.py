@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
+from functools import partial
 
 import pytest
 
@@ -12,6 +14,7 @@ from omnirl_hpc.checks import node_rules, rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.errors import ConfigError
+from tests.stand_ins import write_descriptions
 
 POSITIVE = [
     "evaluation.num_prompts",
@@ -252,6 +255,18 @@ BREAKS = [
         [JPEG, "needs no_such_package, not installed: pip install no_such_package"],
     ),
     ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
+    (
+        "paths_exist",
+        {"model.path": "Qwen/Qwen-Image"},
+        1,
+        ["model.path=Qwen/Qwen-Image", "omnirl-hpc prefetch"],
+    ),
+    (
+        "model_is_supported",
+        {"model.path": "distilled"},
+        1,
+        ["model.path=distilled", "model.family=qwen_image", "guidance_embeds=true"],
+    ),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
     ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
     ("ema_decay_is_valid", {"actor.ema_decay": 1.0}, 1, ["actor.ema_decay=1.0"]),
@@ -315,9 +330,8 @@ def no_compiler(monkeypatch):
 def valid(tmp_path_factory):
     """The tiny recipe with one update a step, over files that exist."""
     folder = tmp_path_factory.mktemp("files")
-    (folder / "model_index.json").touch()
-    (folder / "transformer").mkdir()
-    (folder / "transformer" / "config.json").write_text('{"num_attention_heads": 2}')
+    write_descriptions(folder, num_attention_heads=2)
+    write_descriptions(folder / "distilled", guidance_embeds=True)
     (folder / "prompts.parquet").touch()
     paths = [f"run_dir={folder}/run", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
     return load_config(["recipe=flowgrpo_tiny", "actor.updates_per_step=1", *paths]).config
@@ -337,8 +351,8 @@ def changed(config, settings: dict[str, object]):
 
 
 def test_the_valid_configuration_breaks_no_rule(valid):
-    for world_size in (1, 2, 4):
-        rules.check(valid, world_size)
+    broken = [(rule.__name__, n) for rule in rules.RULES for n in (1, 2, 4) if breaks(rule, valid, n)]
+    assert broken == []
 
 
 @pytest.mark.parametrize(
@@ -346,7 +360,8 @@ def test_the_valid_configuration_breaks_no_rule(valid):
     BREAKS,
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_rule_names_its_keys(valid, rule, settings, world_size, named):
+def test_a_broken_rule_names_its_keys(valid, monkeypatch, rule, settings, world_size, named):
+    monkeypatch.chdir(valid.model.path)
     config = changed(valid, settings)
     with pytest.raises(ConfigError) as caught:
         rules.check(config, world_size)
@@ -378,16 +393,20 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
 def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
     compiled = changed(valid, {"actor.compile": True})
     with monkeypatch.context() as patch:
+        patch.setattr(node_rules.shutil, "which", lambda name: None)
+        patch.delenv("CC", raising=False)
+        assert breaks(rules.check, compiled, 1)
         patch.setenv("CC", "/opt/gcc/bin/gcc")
-        rules.check(compiled, 1)
+        assert not breaks(rules.check, compiled, 1)
     monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
-    rules.check(compiled, 1)
+    assert not breaks(rules.check, compiled, 1)
 
 
 def test_suggested_micro_batch_is_accepted(valid):
-    rules.check(
-        changed(valid, {"actor.micro_batch_size": 4}), 1
-    )  # what the message for 12 of 32 samples suggests
+    with pytest.raises(ConfigError) as error:
+        rules.check(changed(valid, {"actor.micro_batch_size": 12}), 1)  # of 32 samples
+    (suggested,) = re.findall(r"such as (\d+)", str(error.value))
+    assert not breaks(rules.check, changed(valid, {"actor.micro_batch_size": int(suggested)}), 1)
 
 
 @pytest.mark.parametrize(("rank", "alpha", "fits"), [(64, 128, True), (64, 64, False), (8, 128, False)])
@@ -410,11 +429,11 @@ def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
     monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install '.\[tensorboard\]'"):
         rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
-    rules.check(changed(valid, {"logging.trackers": []}), 1)
+    assert not breaks(rules.check, changed(valid, {"logging.trackers": []}), 1)
 
 
 def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
-    """3 ranks do not divide the step's prompts, nor 12 its samples; an evaluation deals out its own prompts."""
+    """3 ranks do not divide the step's prompts, nor 12 its samples; an evaluation deals out its own."""
     config = changed(
         valid, {"actor.micro_batch_size": 12, "evaluation.every": 1, "evaluation.num_prompts": 3}
     )
@@ -430,4 +449,4 @@ def test_a_plan_needs_no_package_of_a_reward(monkeypatch):
     monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
     config = load_config(["recipe=flowgrpo_tiny", "reward=ocr", *NO_PATHS]).config
     assert breaks(node_rules.reward_packages_are_installed, config, 1)
-    rules.check(config, 2, files=False)
+    assert not breaks(partial(rules.check, files=False), config, 2)
