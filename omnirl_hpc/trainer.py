@@ -190,7 +190,7 @@ class Trainer:
                 apply_gradients(self.actor, metrics, self.config.actor.ema_decay)
             for blend in self.algorithm.after_step(step):
                 self.actor.blend(blend)
-        self.hashes.actor(step, self.actor.trained, self.actor.full_optimizer_state)
+        self.hashes.actor(step, self.actor.weights, self.actor.full_optimizer_state)
         self.sync(step + 1)
         self.save_samples(step, batch, scored, groups)
         return self.report(step, metrics, scored)

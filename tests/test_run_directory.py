@@ -158,4 +158,4 @@ def test_environment_says_what_is_needed_to_run_again(monkeypatch):
     assert (
         environment["slurm"]["SLURM_JOB_ID"] == "1234" and "SLURM_RESTART_COUNT" not in environment["slurm"]
     )
-    json.dumps(environment)
+    assert json.loads(json.dumps(environment)) == environment

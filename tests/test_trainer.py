@@ -16,15 +16,18 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc import trainer as trainer_module
+from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.errors import DataError, RewardError
+from omnirl_hpc.errors import DataError, MismatchError, RewardError
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
+from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.trainer import Trainer
 from tests.helpers import CPU, load_small, one_rank_group, run_ranks
@@ -204,7 +207,7 @@ def test_variant_trains_from_where_the_engine_sampled(variants, name):
 def test_trusted_and_recomputed_log_probs_give_the_same_run(variants, run):
     """They are equal bitwise, so that everything after them is."""
     assert variants["trusted"].values == run.values
-    assert variants["trusted"].metrics[0]["time/old_log_prob"] == 0 < run.metrics[0]["time/old_log_prob"]
+    assert variants["trusted"].metrics[0]["time/old_log_prob"] == 0
 
 
 def test_residency_changes_nothing(variants, run, config):
@@ -222,6 +225,95 @@ def test_variants_differ(variants, run):
             not torch.equal(variants[name].images[place], run.images[place])
             for place in variants[name].images
         )
+
+
+GAPS = (GAP, "ratio/first_update_mean_abs_log")
+
+
+@pytest.fixture
+def engine_that_is_off(monkeypatch):
+    """Every log-probability of the engine is too great by 1/8: exp(1/8) is far outside of the clip range."""
+    generate = DiffusersEngine.generate
+
+    def off(self, requests, num_steps=None):
+        for batch in generate(self, requests, num_steps):
+            batch.log_probs = batch.log_probs + 0.125
+            yield batch
+
+    monkeypatch.setattr(DiffusersEngine, "generate", off)
+
+
+def test_every_updates_old_log_probs_are_the_actors(configured, run, engine_that_is_off):
+    """With old_log_prob=recompute the engine's only show in the gap, so that all else is as in `run`."""
+    with one_rank_group():
+        made = train(configured("rollout.max_log_prob_gap=1"))
+    assert [m[GAP] for m in made.metrics] == pytest.approx([0.125] * 2, abs=1e-5)
+    for step, expected in zip(made.values, run.values):
+        assert {k: v for k, v in step.items() if k not in GAPS} == {
+            k: v for k, v in expected.items() if k not in GAPS
+        }
+    assert all(torch.equal(made.adapter[name], run.adapter[name]) for name in run.adapter)
+
+
+def test_an_engine_that_is_too_far_off_stops_the_run(configured, engine_that_is_off):
+    loaded = configured("rollout.max_log_prob_gap=0.1", "steps=1")
+    with one_rank_group(), pytest.raises(MismatchError, match="by up to 0.125, more than"):
+        train(loaded)
+
+
+def test_an_algorithm_is_told_of_the_end_of_every_step(configured, monkeypatch):
+    """After the step's updates, before the engine gets what they made."""
+    told = []
+
+    def after_step(self, step):
+        told.append((step, "after_step"))
+        return ()
+
+    monkeypatch.setattr(FlowGRPO, "after_step", after_step)
+    monkeypatch.setattr(FSDPActor, "apply_gradients", noted(FSDPActor.apply_gradients, told, "update"))
+    monkeypatch.setattr(DiffusersEngine, "load_lora", noted(DiffusersEngine.load_lora, told, "sync"))
+    with one_rank_group():
+        train(configured("actor.updates_per_step=1"))
+    step = lambda i: ["update", (i, "after_step"), "sync"]  # noqa: E731
+    assert told == ["sync", *step(0), *step(1)]
+
+
+def noted(method, calls, name):
+    def wrapped(*args, **kwargs):
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    return wrapped
+
+
+class ProbedTrainer(ObservedTrainer):
+    """Fits the engine's micro-batch before the first step, as on a GPU."""
+
+    def train(self):
+        self.fit_micro_batch(0)
+        return super().train()
+
+
+def test_fitting_the_micro_batch_uses_up_no_prompt(configured, run, monkeypatch):
+    monkeypatch.setitem(globals(), "ObservedTrainer", ProbedTrainer)
+    with one_rank_group():
+        probed = train(configured("steps=1"))
+    assert probed.values == run.values[:1]
+    assert all(torch.equal(image, run.images[place]) for place, image in probed.images.items())
+
+
+@pytest.mark.parametrize("determinism, may_shrink", [("strict", False), ("fast", True)])
+def test_how_the_micro_batch_is_fitted(configured, monkeypatch, determinism, may_shrink):
+    """On the widest prompts of the run; smaller where strict determinism does not fix its size."""
+    asked = []
+    fit = lambda engine, requests, width, device, may_shrink: asked.append((len(requests), width, may_shrink))  # noqa: E731
+    monkeypatch.setattr(trainer_module, "fit_micro_batch_size", fit)
+    monkeypatch.setitem(globals(), "ObservedTrainer", ProbedTrainer)
+    monkeypatch.setattr(ProbedTrainer, "train_step", lambda self, step: 1 / 0)  # that is all it is asked
+    loaded = configured(f"determinism={determinism}", "data.text_lengths=[64,128,256,320]")
+    with one_rank_group(), pytest.raises(ZeroDivisionError):
+        train(loaded)
+    assert asked == [(8, 320, may_shrink)]
 
 
 class PartlyFailing:
@@ -291,6 +383,16 @@ def test_too_many_failures_stop_the_run(configured, failing):
     )
 
 
+def sample_index(run_dir: Path, step: int | None = None) -> list[tuple[bytes, tuple[str, float]]]:
+    """(pixels, (prompt, reward)) of the sample images of a run, or of one step."""
+    lines = map(json.loads, (run_dir / "samples" / "index.jsonl").read_text().splitlines())
+    return [
+        (Image.open(run_dir / "samples" / line["file"]).tobytes(), (line["prompt"], line["reward"]))
+        for line in lines
+        if step in (None, line["step"])
+    ]
+
+
 def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tuple[dict[str, Run], str]:
     runs = {name: train(config) for name, config in configs.items()}
     trainer_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
@@ -322,6 +424,15 @@ def test_two_ranks_are_one(configured, config, run):
     assert (saved / "step_000000_00.png").read_bytes() == (
         Path(config.config.run_dir) / "samples" / "step_000000_00.png"
     ).read_bytes()
+
+    # Under an image is its own reward, and its own prompt, whoever made it and in whatever order.
+    alone_index = {image: told for image, told in sample_index(Path(config.config.run_dir))}
+    for image, told in sample_index(Path(configs["recomputed"].config.run_dir), step=0):
+        assert alone_index[image] == told
+    rewards = [
+        reward for name in configs for _, (_, reward) in sample_index(Path(configs[name].config.run_dir))
+    ]
+    assert len(set(rewards)) > 8
 
     # One step in: the same rewards exactly, and the same learning but for the order of summation.
     together, alone = runs[0]["recomputed"].values[0], run.values[0]

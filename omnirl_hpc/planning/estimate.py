@@ -234,7 +234,8 @@ def embedding_bytes(config: Config, shape: QwenImageShape, text_width: int) -> f
 def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
     """Checkpoints (one more than are kept, while it is written) and sample images."""
     every, count = config.logging.samples_every, config.logging.samples_count
-    images = count * (1 + config.steps // every) if every else 0
+    # of every `every`-th step and of the last one
+    images = count * len({*range(0, config.steps, every), config.steps - 1}) if every else 0
     return {
         "checkpoints": (config.checkpoint.keep + 1)
         * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),

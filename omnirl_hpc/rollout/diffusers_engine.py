@@ -60,11 +60,11 @@ class DiffusersEngine:
         if self._pinned.offloaded:
             raise RuntimeError("the engine is asleep: wake() it before use")
 
-    @torch.no_grad()
     @property
     def transformer(self) -> nn.Module:
         return self._pipeline.transformer
 
+    @torch.no_grad()
     def encode(self, prompt: str) -> Tensor:
         self._require_awake()
         return self._family.encode_prompt(self._pipeline, prompt)

@@ -98,6 +98,8 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         i = self.step_index
         sigma, sigma_next = self.sigmas[i], self.sigmas[i + 1]
         places = i - self._starts  # place of this step in each sample's window; outside: < 0 or >= size
+        entering = places == 0
+        self._edges[entering, 0] = self._sample[entering]
         inside = (places >= 0) & (places < self._size)
         if inside.all():
             self._sample = self._stochastic(
@@ -128,7 +130,6 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
             sigma_max=self.schedule.sigma_max,
             noise=self._noise[rows, places],
         )
-        self._edges[rows, places] = self._sample[rows]
         self._edges[rows, places + 1] = drawn.next_sample
         self._log_probs[rows, places] = drawn.log_prob
         return drawn.next_sample

@@ -162,6 +162,11 @@ def test_without_a_kl_coefficient_no_reference_is_needed():
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
 
 
+def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
+    assert make(old_log_prob="rollout", clip_range=0.03).tolerated_gap == 0.03
+    assert make(old_log_prob="recompute", clip_range=0.03).tolerated_gap == math.inf
+
+
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
 def test_before_the_first_update_the_policy_is_compared_with_the_engine(old):
     algorithm = make(old_log_prob=old)
@@ -216,5 +221,8 @@ def test_one_training_point_for_each_step_of_the_window():
         assert torch.equal(made.extras["sigma"], trajectories.sigmas[:, i])
         assert torch.equal(made.extras["sigma_next"], trajectories.sigmas[:, i + 1])
         assert torch.equal(made.extras["rollout_log_prob"], trajectories.log_probs[:, i])
+        assert torch.equal(made.extras["old_log_prob"], trajectories.log_probs[:, i])  # until recomputed
+        assert made.extras["sigma_max"].tolist() == pytest.approx([0.95, 0.95])
+        assert made.weights.tolist() == pytest.approx([0.6 / 3, 0.4 / 3])
         assert made.advantages.tolist() == [1.0, -1.0]
     assert sum(float(made.weights.sum()) for made in points) == pytest.approx(1.0)  # of the update

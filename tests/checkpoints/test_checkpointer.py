@@ -241,6 +241,9 @@ def test_later_checkpoints_are_put_aside_when_a_run_goes_another_way(saved):
 
 def test_the_same_step_can_be_saved_again(saved):
     folder, checkpointer = saved
+    other = {name: tensor + 1 for name, tensor in content(3).adapters["adapter"].items()}
+    checkpointer.save(replace(content(3), adapters={"adapter": other}))
+    assert same(load_adapter(folder / "step_000003" / "adapter"), other)
     checkpointer.save(content(3))
     assert_loads(checkpointer, folder / "step_000003", 3)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
+from functools import partial
 
 import pytest
 
@@ -349,8 +351,8 @@ def changed(config, settings: dict[str, object]):
 
 
 def test_the_valid_configuration_breaks_no_rule(valid):
-    for world_size in (1, 2, 4):
-        rules.check(valid, world_size)
+    broken = [(rule.__name__, n) for rule in rules.RULES for n in (1, 2, 4) if breaks(rule, valid, n)]
+    assert broken == []
 
 
 @pytest.mark.parametrize(
@@ -391,16 +393,20 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
 def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
     compiled = changed(valid, {"actor.compile": True})
     with monkeypatch.context() as patch:
+        patch.setattr(node_rules.shutil, "which", lambda name: None)
+        patch.delenv("CC", raising=False)
+        assert breaks(rules.check, compiled, 1)
         patch.setenv("CC", "/opt/gcc/bin/gcc")
-        rules.check(compiled, 1)
+        assert not breaks(rules.check, compiled, 1)
     monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
-    rules.check(compiled, 1)
+    assert not breaks(rules.check, compiled, 1)
 
 
 def test_suggested_micro_batch_is_accepted(valid):
-    rules.check(
-        changed(valid, {"actor.micro_batch_size": 4}), 1
-    )  # what the message for 12 of 32 samples suggests
+    with pytest.raises(ConfigError) as error:
+        rules.check(changed(valid, {"actor.micro_batch_size": 12}), 1)  # of 32 samples
+    (suggested,) = re.findall(r"such as (\d+)", str(error.value))
+    assert not breaks(rules.check, changed(valid, {"actor.micro_batch_size": int(suggested)}), 1)
 
 
 @pytest.mark.parametrize(("rank", "alpha", "fits"), [(64, 128, True), (64, 64, False), (8, 128, False)])
@@ -423,11 +429,11 @@ def test_a_tracker_that_is_missing_names_its_extra(valid, monkeypatch):
     monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"tensorboard is not installed; pip install '.\[tensorboard\]'"):
         rules.check(changed(valid, {"logging.trackers": ["tensorboard"]}), 1)
-    rules.check(changed(valid, {"logging.trackers": []}), 1)
+    assert not breaks(rules.check, changed(valid, {"logging.trackers": []}), 1)
 
 
 def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
-    """3 ranks do not divide the step's prompts, nor 12 its samples; an evaluation deals out its own prompts."""
+    """3 ranks do not divide the step's prompts, nor 12 its samples; an evaluation deals out its own."""
     config = changed(
         valid, {"actor.micro_batch_size": 12, "evaluation.every": 1, "evaluation.num_prompts": 3}
     )
@@ -443,4 +449,4 @@ def test_a_plan_needs_no_package_of_a_reward(monkeypatch):
     monkeypatch.setattr(node_rules, "is_installed", lambda name: False)
     config = load_config(["recipe=flowgrpo_tiny", "reward=ocr", *NO_PATHS]).config
     assert breaks(node_rules.reward_packages_are_installed, config, 1)
-    rules.check(config, 2, files=False)
+    assert not breaks(partial(rules.check, files=False), config, 2)

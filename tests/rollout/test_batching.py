@@ -9,6 +9,7 @@ import torch
 
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.rollout import batching
 from omnirl_hpc.rollout.batching import SampleBatch, describe_padding, micro_batches
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
@@ -33,11 +34,11 @@ def batches(requests: list[SampleRequest], size: int) -> list[tuple[SampleBatch,
 
 
 def test_the_last_batch_is_padded_with_its_last_sample():
-    made = batches([request(i) for i in range(7)], size=3)
-    assert [count for _, count in made] == [3, 3, 1]
-    assert [[r.sample for r in batch.requests] for batch, _ in made] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
-    assert {(batch.initial.shape, batch.noise.shape) for batch, _ in made} == {((3, *SHAPE), (3, 2, *SHAPE))}
-    assert torch.equal(made[2][0].initial[0], made[2][0].initial[2])
+    made = batches([request(i) for i in range(6)], size=4)
+    assert [count for _, count in made] == [4, 2]
+    assert [[r.sample for r in batch.requests] for batch, _ in made] == [[0, 1, 2, 3], [4, 5, 5, 5]]
+    assert {(batch.initial.shape, batch.noise.shape) for batch, _ in made} == {((4, *SHAPE), (4, 2, *SHAPE))}
+    assert torch.equal(made[1][0].initial[1], made[1][0].initial[3])
 
 
 def test_noise_is_a_function_of_the_sample():
@@ -60,6 +61,24 @@ def test_no_two_draws_are_the_same():
     ((batch, _),) = batches(requests, 4)
     draws = torch.cat([batch.initial, batch.noise.flatten(0, 1)]).flatten(1)
     assert len(draws.unique(dim=0)) == 12  # 4 initial, 4 x 2 of transitions
+
+
+def test_a_samples_hash_is_of_all_its_noise(monkeypatch):
+    """Initial or of a transition, one other value shows; the place in a batch does not."""
+
+    def hashes(*samples: int, changed: str | None = None) -> list[int]:
+        def draw(shape, seed, purpose, *identity):
+            return standard_normal(shape, seed, purpose, *identity) + (purpose == changed)
+
+        monkeypatch.setattr(batching, "standard_normal", draw)
+        return [
+            n for batch, _ in batches([request(i) for i in samples], 2) for n in batch.noise_hash.tolist()
+        ]
+
+    first, second = hashes(0, 1)
+    assert hashes(1, 0) == [second, first]
+    others = [hashes(0, 1, changed=purpose)[0] for purpose in (INITIAL_NOISE, TRANSITION_NOISE)]
+    assert len({first, second, *others}) == 4
 
 
 def test_text_is_padded_to_the_width_of_the_step():

@@ -49,6 +49,8 @@ def by_hand(row: int, windows: list[Window], kind: str) -> tuple[torch.Tensor, l
     for i, t in enumerate(SCHEDULE.timesteps):
         pair = SCHEDULE.sigmas[i], SCHEDULE.sigmas[i + 1]
         place = i - window.start
+        if place == 0:
+            edges.append(x)
         if 0 <= place < window.size:
             step = transition(
                 kind,
@@ -59,12 +61,10 @@ def by_hand(row: int, windows: list[Window], kind: str) -> tuple[torch.Tensor, l
                 sigma_max=SCHEDULE.sigma_max,
                 noise=noise[:, place],
             )
-            edges.append(x)
+            edges.append(step.next_sample)
             log_probs.append(float(step.log_prob))
         else:
             step = transition("ode", velocity(x, t), x, *pair)
-        if place == window.size:
-            edges.append(x)
         x = step.next_sample
     return torch.cat(edges), log_probs, x[0]
 
@@ -85,6 +85,23 @@ def test_a_window_over_every_step_but_the_last():
     got = run([Window(0, STEPS - 1)] * 2)
     assert got.latents.shape == (2, STEPS, *SHAPE) and got.log_probs.shape == (2, STEPS - 1)
     assert torch.equal(got.latents[:, 0], normal(2, *SHAPE, seed=0))
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (2, 2), (0, 3)])
+def test_a_window_of_no_steps_has_one_edge(starts, monkeypatch):
+    """The latents that it starts from, and no log-probabilities: an evaluation's samples are made like this.
+
+    New memory is full of NaN here, as it may be anywhere: nothing of it may be returned.
+    """
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *a, **kw: self.new_full(*a, torch.nan, **kw))
+    windows = [Window(start, 0) for start in starts]
+    got = run(windows)
+    assert got.log_probs.shape == (2, 0)
+    for row in range(2):
+        edges, _, final = by_hand(row, windows, "sde")
+        assert edges.shape == (1, *SHAPE)
+        torch.testing.assert_close(got.latents[row], edges, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(got.final[row], final, rtol=1e-6, atol=1e-6)
 
 
 def test_samples_do_not_depend_on_their_neighbours():
@@ -132,3 +149,17 @@ def test_misuse_is_an_error():
     recorder.step(x, recorder.timesteps[0], x)
     with pytest.raises(RuntimeError, match="made 1 of 6 steps"):
         recorder.finish()
+
+
+def test_what_was_begun_ends_with_finish():
+    """A pipeline that is called again without `begin` would draw the last call's noise once more."""
+    recorder = RecordingScheduler.make(SCHEDULER, "sde", 0.7)
+    x = torch.zeros(1, *SHAPE)
+    recorder.begin(x, [Window(0, 1)], torch.zeros(1, 1, *SHAPE), SCHEDULE)
+    recorder.set_timesteps(STEPS)
+    for t in recorder.timesteps:
+        recorder.step(x, t, x)
+    recorder.finish()
+    recorder.set_timesteps(STEPS)
+    with pytest.raises(RuntimeError, match="without begin"):
+        recorder.step(x, recorder.timesteps[0], x)
