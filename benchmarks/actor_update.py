@@ -96,6 +96,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.metrics.attention import observe_attention
     from omnirl_hpc.policies import CURRENT
 
     paths = [
@@ -106,6 +107,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
+    observe_attention(actor.transformer, lambda kernels: print(f"attention kernel: {kernels}", flush=True))
     point = make_point(family, config, options.text_tokens, device)
     images = 2 * config.actor.micro_batch_size
 

@@ -67,6 +67,12 @@ class RunDirectory:
             self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n"
         )
 
+    def add_choice(self, name: str, value: str) -> None:
+        """Record what was found out after the start. Rank 0 only."""
+        environment = json.loads(self.environment.read_text())
+        environment["choices"][name] = value
+        self._replace(self.environment, json.dumps(environment, indent=2) + "\n")
+
     def cut(self, step: int, metrics: int) -> None:
         """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
         lines. Rank 0 only.

@@ -5,6 +5,7 @@ room.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,10 +21,13 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
+from omnirl_hpc.errors import RewardError
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
+from omnirl_hpc.metrics.attention import observe_attention
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -33,6 +37,7 @@ from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
@@ -80,13 +85,14 @@ class Trainer:
         self.family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, self.family.count_text_tokens)
         self.sampler = GroupSampler(
-            PromptTable(config.data.prompts),
+            PromptTable(config.data.prompts, metadata_columns(config.reward)),
             config.data.prompts_per_step,
             config.data.samples_per_prompt,
             config.seed,
         )
         self.algorithm = find_class("algorithm", config.algorithm.name)(config)
-        self.rewards = RewardMix(config.reward)
+        # before weights load: a reward that cannot be made is found in seconds
+        self.rewards = raise_on_all_ranks(lambda: RewardMix(config.reward), RewardError)
         self.actor = make_actor(config, self.family, layout, device, self.algorithm)
         if config.residency == "swap":
             self.actor.sleep()  # engine and actor may not fit together, not even while they are built
@@ -96,6 +102,8 @@ class Trainer:
         sides = {ROLLOUT: [self.engine], ACTOR: [self.actor]}
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = make_sync(self.actor, self.engine, getattr(torch, config.rollout.dtype))
+        for part, network in (("rollout", self.engine.transformer), ("actor", self.actor.transformer)):
+            observe_attention(network, partial(self.note, f"attention kernel, {part}"))
         self.receipt: Receipt | None = None  # of the last sync
         self.hashes = StepHashes(run, layout.rank, enabled=config.determinism == "strict")
         if config.evaluation.every:
@@ -303,6 +311,12 @@ class Trainer:
         seconds = sum(times.values())
         images = self.config.data.prompts_per_step * self.config.data.samples_per_prompt
         return metrics | times | {"time/step": seconds, "images_per_second": images / seconds}
+
+    def note(self, name: str, value: str) -> None:
+        """Show and store what the run was found to use, once it is known."""
+        if self.layout.rank == 0:
+            print(f"{name}: {value}", flush=True)
+            self.run.add_choice(name, value)
 
     def close(self) -> None:
         """End the reward workers, whatever they are doing. The process group is the caller's."""

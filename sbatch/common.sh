@@ -221,6 +221,8 @@ train() {
     wait "$process" || code=$?
     ((signalled)) || break
   done
+  # Bash 5.2 does, within a millisecond of a signal, and says -1.
+  ((code >= 0)) || { code=1; echo "the exit code of the ranks is lost: they ended as a signal came"; }
 
   local again=0
   if [[ -e $requeue_marker ]]; then

@@ -174,6 +174,13 @@ def warn(process: subprocess.Popen, run_dir: Path) -> None:
     process.send_signal(signal.SIGUSR1)
 
 
+def read_until(process: subprocess.Popen, sentence: str) -> None:
+    said = ""
+    while sentence not in said:
+        assert (line := process.stdout.readline()), f"ended without it: {said}"
+        said += line
+
+
 WAITS = 'touch "$RUN_DIR/started"; until [ -e "$RUN_DIR/STOP.7.0" ]; do sleep 0.02; done; '
 
 
@@ -191,23 +198,20 @@ def test_a_warning_reaches_the_ranks_of_a_disk_without_a_free_inode(start, small
 def test_a_warning_that_cannot_be_passed_on_does_not_end_the_shell(start, tmp_path):
     run_dir = tmp_path / "run"
     gone = 'rm "$RUN_DIR"/ARMED.*; touch "$RUN_DIR/started"; '
-    process = start(RANKS=gone + "until [ -e told ]; do sleep 0.02; done; exit 1")
+    process = start(RANKS=gone + "until [ -e told ]; do sleep 0.02; done; exit 3")
     warn(process, run_dir)
+    read_until(process, f"the ranks cannot be told: {run_dir}/STOP.7.0 cannot be made")
     (tmp_path / "told").touch()
     said = process.communicate(timeout=60)[0]
-    assert process.returncode == 1
-    assert f"the ranks cannot be told: {run_dir}/STOP.7.0 cannot be made" in said
-    assert last(said) == "the job ended with exit code 1"
+    assert process.returncode == 3
+    assert last(said) == "the job ended with exit code 3"
 
 
 def test_a_warning_due_at_the_start_is_refused(start):
     process = start(LIMIT="300", RANKS="echo STARTED")
-    said = ""
-    while "waiting a minute for that" not in said:
-        assert (line := process.stdout.readline()), f"ended without it: {said}"
-        said += line
+    read_until(process, "waiting a minute for that")
     process.send_signal(signal.SIGUSR1)
-    said += process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=60)[0]
     assert process.returncode == 2 and "STARTED" not in said
     assert "job: the warning comes 300 s before the end (--signal) of a job of " in said
 

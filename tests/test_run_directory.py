@@ -21,10 +21,14 @@ def test_folders_and_files(tmp_path):
     run.create()
     run.create()  # every rank does
     run.write_start("seed: 1\n", {"recipe": "tiny"})
+    run.add_choice("attention kernel, actor", "cuDNN")
     run.append_metrics({"step": 0, "loss": 0.5})
     run.append_metrics({"step": 1, "loss": 0.25})
     assert run.config.read_text() == "seed: 1\n"
-    assert json.loads(run.environment.read_text())["choices"] == {"recipe": "tiny"}
+    assert json.loads(run.environment.read_text())["choices"] == {
+        "recipe": "tiny",
+        "attention kernel, actor": "cuDNN",
+    }
     assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
         {"step": 0, "loss": 0.5},
         {"step": 1, "loss": 0.25},

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.policies import CURRENT, Blend
@@ -18,6 +18,10 @@ class Actor(Protocol):
     policies: tuple[str, ...]  # those whose weights it holds; the reference is what is left without them
     adapter_config: dict[str, Any] | None  # PEFT's settings of the adapter; None where weights are trained
     updates: int  # optimizer steps so far
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that is trained, to be looked at."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
         """[B, S, C] guided velocity that a policy, or the reference, predicts."""

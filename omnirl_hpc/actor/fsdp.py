@@ -89,6 +89,10 @@ class FSDPActor:
     def wake(self) -> None:
         self._pinned.onload()
 
+    @property
+    def transformer(self) -> nn.Module:
+        return self._transformer
+
     def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
         self._require_awake()
         dtype = getattr(torch, self._config.actor.dtype)

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from omnirl_hpc import __version__, installation
+from omnirl_hpc.checks.node_rules import model_is_supported
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import PreflightError
 from omnirl_hpc.launch.identity import find_identity
-from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.reporting import rank_0_reports_first
+from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.rollout.vllm_omni import versions
 
 USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
@@ -54,11 +55,13 @@ def run(arguments: Sequence[str]) -> None:
         config = load_config([*DEFAULTS, *arguments]).config
         if "-" not in (config.run_dir, config.model.path, config.data.prompts):
             check(config, identity.world_size)
+        elif config.model.path != "-":
+            model_is_supported(config, identity.world_size)
         if identity.rank == 0:
             print_installation()
         if config.rollout.engine == "vllm_omni":
             versions.require()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
     from omnirl_hpc.checks.preflight.network import SIZES

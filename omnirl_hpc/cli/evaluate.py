@@ -21,10 +21,10 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.determinism import enable_strict
-from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
+from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError, RewardError
 from omnirl_hpc.launch.identity import Identity, find_identity
-from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.reporting import rank_0_reports_first
+from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -123,7 +123,7 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
     """Form the process group, build an engine without an actor, compare the base and the adapters."""
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.launch.rendezvous import Rendezvous
@@ -171,7 +171,7 @@ def compare(
     )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family.count_text_tokens)
-    rewards = RewardMix(config.reward)
+    rewards = raise_on_all_ranks(lambda: RewardMix(config.reward), RewardError)
     try:
         engine = make_engine(config, family, layout, device, PhaseTimer(device))
         embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)

@@ -18,8 +18,8 @@ from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.lock import RunLock
-from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.reporting import rank_0_reports_first
+from omnirl_hpc.launch.runtime import prepare_process
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
@@ -116,7 +116,7 @@ def train(
     config = loaded.config
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
@@ -126,6 +126,7 @@ def train(
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.trackers import Trackers
     from omnirl_hpc.residency import settle_residency
+    from omnirl_hpc.rollout.batching import describe_padding
     from omnirl_hpc.trainer import Trainer
 
     layout = make_layout(config, identity.rank, identity.world_size)
@@ -143,6 +144,8 @@ def train(
                 log.log(level, "preflight, %s: %s", finding.check, finding.text)
             choices = describe_choices(config, layout, identity, str(device))
             choices["residency"] += f" (auto: {why})" if why else ""
+            if padded := describe_padding(config, layout):
+                log.warning("%s", padded)
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
         with rank_0_reports_first(identity):
@@ -206,7 +209,8 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
         f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention}",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
+        "are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",

@@ -111,7 +111,7 @@ def _import(group: str, path: str, module_name: str):
         ) from None
     except SyntaxError as error:
         raise ConfigError(f"{group}={path} cannot be imported: SyntaxError: {error}") from None
-    except Exception as error:  # a module of the user's own, which may raise anything
+    except (Exception, SystemExit) as error:  # a module of the user's own, which may do anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})"
         raise ConfigError(f"{group}={path} cannot be imported: {said}") from None

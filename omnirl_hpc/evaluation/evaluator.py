@@ -1,4 +1,4 @@
-"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+"""Makes and scores the images of policies: the same prompts and initial noise for each, ODE steps alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
 from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.rollout.embeddings import EmbeddingCache
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
@@ -101,7 +102,8 @@ class Evaluator:
         self._family, self._layout, self._device, self._engine = family, layout, device, engine
         self._embed, self._rewards = embed, rewards
         self._folder, self._writing = folder, writing
-        table = PromptTable(evaluation.prompts or config.data.prompts)
+        path = evaluation.prompts or config.data.prompts
+        table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]

@@ -18,7 +18,8 @@ def raise_on_all_ranks(
     """What `action` returns on this rank. Where it raises `kind` on one, or LockLostError, as every write
     may, all raise that, naming the lowest such rank. Collective.
     """
-    result = error = None
+    result: Any = None
+    error = None
     try:
         result = action()
     except (kind, LockLostError) as failure:

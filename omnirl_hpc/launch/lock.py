@@ -146,7 +146,8 @@ class RunLock:
         self._dead: set[str] = set()  # tokens
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self.token = self._me.token  # rank 0's, once the other ranks have been told it
+        # Of rank 0. Other ranks are told it when they have met; what they write before is their log.
+        self.token = self._me.token if identity.rank == 0 else None
 
     def check(self) -> None:
         """Raise ConfigError where another run that is alive holds the directory. Every rank may call it; it
@@ -201,10 +202,11 @@ class RunLock:
 
     def _claim(self) -> bool:
         """Whether this run has the lock now."""
-        folder = self._run_dir / f"{LOCK}.{self.token}"
+        token = self._me.token
+        folder = self._run_dir / f"{LOCK}.{token}"
         try:
             folder.mkdir()
-            (folder / self._file(self.token).name).write_bytes(self._content(0))
+            (folder / self._file(token).name).write_bytes(self._content(0))
             folder.rename(self._run_dir / LOCK)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -228,7 +230,9 @@ class RunLock:
             )
 
     def is_held(self) -> bool:
-        """On every rank that knows the token."""
+        """Whether the lock is this job's, as far as this rank has been told its token."""
+        if self.token is None:
+            return True
         try:
             self._file(self.token).open("rb").close()  # not stat: an NFS client answers that from its cache
         except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +244,7 @@ class RunLock:
         self._done.set()
         if self._thread is not None:
             self._thread.join()
-            self._file(self.token).unlink(missing_ok=True)
+            self._file(self._me.token).unlink(missing_ok=True)
             with suppress(OSError):  # not empty: the next run has it
                 (self._run_dir / LOCK).rmdir()
 
@@ -249,7 +253,7 @@ class RunLock:
         while not self._done.wait(HEARTBEAT_SECONDS):
             beats += 1
             try:
-                with self._file(self.token).open("r+b") as file:  # never makes it again
+                with self._file(self._me.token).open("r+b") as file:  # never makes it again
                     file.write(self._content(beats))
             except FileNotFoundError:
                 return  # taken over, or the folder was deleted: the next write finds it (`require`)

@@ -40,7 +40,11 @@ class Rendezvous:
     ) -> None:
         environ = os.environ if environ is None else environ
         self.identity, self.seconds = identity, timeout_seconds
-        store = dist.HashStore() if identity.master_addr is None else self._connect(environ)
+        address, port = identity.master_addr, identity.master_port
+        if address is None or port is None:
+            store: dist.Store = dist.HashStore()
+        else:
+            store = self._connect(address, port, environ)
         # torchrun keeps its store when it starts the ranks again: what the earlier ones wrote must not count
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store: dist.Store = dist.PrefixStore(f"omnirl_hpc/{attempt}", store)
@@ -115,27 +119,23 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _connect(self, environ: Mapping[str, str]) -> dist.Store:
+    def _connect(self, address: str, port: int, environ: Mapping[str, str]) -> dist.Store:
         """The store that rank 0 serves, or torchrun's agent."""
         me = self.identity
         serves = me.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         timeout = timedelta(seconds=self.seconds)
         try:
-            return dist.TCPStore(
-                me.master_addr, me.master_port, me.world_size, serves, timeout, wait_for_workers=False
-            )
+            return dist.TCPStore(address, port, me.world_size, serves, timeout, wait_for_workers=False)
         except dist.DistError as error:
             if serves:
                 raise ConfigError(
-                    f"{me}: cannot wait for the other ranks on port {me.master_port}, which another program "
-                    "seems to have: set "
-                    f"another MASTER_PORT ({error})"
+                    f"{me}: cannot wait for the other ranks on port {port}, which another program seems to "
+                    f"have: set another MASTER_PORT ({error})"
                 ) from None
             raise LaunchError(
-                f"{me}: rank 0 does not answer at {me.master_addr}:{me.master_port} within "
-                f"{self.seconds:.0f} s: look for what "
-                "rank 0 said; where it said nothing, MASTER_ADDR must be a name of its node on a network "
-                "that this node reaches"
+                f"{me}: rank 0 does not answer at {address}:{port} within {self.seconds:.0f} s: look for "
+                "what rank 0 said; where it said nothing, MASTER_ADDR must be a name of its node on a "
+                "network that this node reaches"
             ) from None
 
 

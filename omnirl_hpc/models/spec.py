@@ -10,8 +10,8 @@ from typing import Any
 from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path
 
 # Setting of a component -> the values that the family can train with; ANY: whatever the file says.
-Settings = Mapping[str, tuple[Any, ...]]
-ANY: tuple[Any, ...] = ()
+Settings = Mapping[str, tuple[Any, ...] | None]
+ANY = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 from PIL import Image
 
@@ -59,4 +61,5 @@ def similarity(recognised: str, target: str) -> float:
 
 
 def normalise(text: str) -> str:
-    return "".join(text.lower().split())
+    """Lower case without white space; a letter and its accent are one character, however written."""
+    return unicodedata.normalize("NFC", "".join(text.lower().split()))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.sampling.trajectories import Trajectories
 from omnirl_hpc.sampling.windows import Window
@@ -40,6 +40,10 @@ class RolloutEngine(Protocol):
     """Generates trajectories with the current adapter."""
 
     micro_batch_size: int  # samples generated at once
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that it denoises with, to be looked at."""
 
     def encode(self, prompt: str) -> Tensor:
         """Embeddings [L, D] of one prompt."""

@@ -14,6 +14,7 @@ from omnirl_hpc.checks import node_rules, rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.errors import ConfigError
+from tests.stand_ins import write_descriptions
 
 POSITIVE = [
     "evaluation.num_prompts",
@@ -254,6 +255,18 @@ BREAKS = [
         [JPEG, "needs no_such_package, not installed: pip install no_such_package"],
     ),
     ("paths_exist", {"model.path": "/nowhere"}, 1, ["model.path", "model_index.json"]),
+    (
+        "paths_exist",
+        {"model.path": "Qwen/Qwen-Image"},
+        1,
+        ["model.path=Qwen/Qwen-Image", "omnirl-hpc prefetch"],
+    ),
+    (
+        "model_is_supported",
+        {"model.path": "distilled"},
+        1,
+        ["model.path=distilled", "model.family=qwen_image", "guidance_embeds=true"],
+    ),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
     ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
     ("ema_decay_is_valid", {"actor.ema_decay": 1.0}, 1, ["actor.ema_decay=1.0"]),
@@ -317,9 +330,8 @@ def no_compiler(monkeypatch):
 def valid(tmp_path_factory):
     """The tiny recipe with one update a step, over files that exist."""
     folder = tmp_path_factory.mktemp("files")
-    (folder / "model_index.json").touch()
-    (folder / "transformer").mkdir()
-    (folder / "transformer" / "config.json").write_text('{"num_attention_heads": 2}')
+    write_descriptions(folder, num_attention_heads=2)
+    write_descriptions(folder / "distilled", guidance_embeds=True)
     (folder / "prompts.parquet").touch()
     paths = [f"run_dir={folder}/run", f"model.path={folder}", f"data.prompts={folder}/prompts.parquet"]
     return load_config(["recipe=flowgrpo_tiny", "actor.updates_per_step=1", *paths]).config
@@ -348,7 +360,8 @@ def test_the_valid_configuration_breaks_no_rule(valid):
     BREAKS,
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_rule_names_its_keys(valid, rule, settings, world_size, named):
+def test_a_broken_rule_names_its_keys(valid, monkeypatch, rule, settings, world_size, named):
+    monkeypatch.chdir(valid.model.path)
     config = changed(valid, settings)
     with pytest.raises(ConfigError) as caught:
         rules.check(config, world_size)

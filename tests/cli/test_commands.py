@@ -19,6 +19,7 @@ import omnirl_hpc
 from omnirl_hpc.cli.main import COMMANDS, main
 from omnirl_hpc.errors import EXIT_NO_READER
 from tests.cli.run_states import lock_by_this_process
+from tests.stand_ins import write_descriptions
 
 ROOT = Path(omnirl_hpc.__file__).parent.parent
 # A hook says at exit whether torch was imported.
@@ -64,8 +65,7 @@ def said(result: subprocess.CompletedProcess) -> str:
 @pytest.fixture
 def train(tiny_prompts, tmp_path):
     """`omnirl-hpc train` with a stand-in for a checkpoint, which is looked at but never loaded."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model_index.json").touch()
+    write_descriptions(tmp_path / "model")
 
     def run(*overrides: object, **environ: str) -> subprocess.CompletedProcess:
         needed = (
@@ -173,6 +173,7 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
+        ("model.path=Qwen/Qwen-Image", ["model.path=Qwen/Qwen-Image", "omnirl-hpc prefetch"]),
         ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
         (
             "sampling.window.size=6",

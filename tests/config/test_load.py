@@ -13,6 +13,7 @@ from omnirl_hpc.config import load
 from omnirl_hpc.config.load import config_dir, load_config, load_run_config, valid_keys
 from omnirl_hpc.config.schema import Config, FlowGRPOConfig
 from omnirl_hpc.errors import ConfigError
+from tests.stand_ins import write_descriptions
 
 NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
 RECIPES = sorted(file.stem for file in (config_dir() / "recipe").glob("*.yaml"))
@@ -54,7 +55,7 @@ def test_the_stored_configuration_is_the_whole_one():
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
-    (tmp_path / "model_index.json").touch()
+    write_descriptions(tmp_path)
     loaded = load_config(
         [
             f"recipe={recipe}",

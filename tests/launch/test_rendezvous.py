@@ -141,7 +141,7 @@ def test_a_second_process_with_the_same_rank_is_turned_away():
 
 def test_ranks_that_torchrun_starts_again_meet_in_the_store_that_it_kept(monkeypatch):
     kept = dist.HashStore()
-    monkeypatch.setattr(Rendezvous, "_connect", lambda self, environ: kept)
+    monkeypatch.setattr(Rendezvous, "_connect", lambda self, address, port, environ: kept)
     for attempt in ("0", "1"):
         environ = {"TORCHELASTIC_RESTART_COUNT": attempt, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         with ThreadPoolExecutor(2) as pool:

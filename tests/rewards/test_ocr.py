@@ -25,6 +25,8 @@ from omnirl_hpc.rewards.reward import RewardBatch
         ("", "River Night", 0.0),
         ("something else altogether, and much longer", "River Night", 0.0),
         ("c", "abcd", 1 - 3 / 4),
+        ("cafe\u0301", "Caf\u00e9", 1.0),  # an accent of its own, and one that is part of the letter
+        ("caf\u00e9", "CAFE\u0301 Noir", 1 - 4 / 8),
     ],
 )
 def test_similarity(recognised, target, expected):

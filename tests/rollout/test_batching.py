@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from omnirl_hpc.config.load import NO_PATHS, load_config
+from omnirl_hpc.layout import make_layout
 from omnirl_hpc.rollout import batching
-from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
+from omnirl_hpc.rollout.batching import SampleBatch, describe_padding, micro_batches
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
@@ -104,3 +106,16 @@ def test_trajectories_hold_the_schedule_at_their_windows():
     torch.testing.assert_close(made.sigma_max, torch.tensor([0.8, 0.8]))
     assert made.sample.tolist() == [0, 1]
     assert made.version.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(("size", "ranks", "wasted"), [(8, 1, None), (9, 1, 1), (8, 2, 4), (4, 2, None)])
+def test_a_micro_batch_larger_than_a_replicas_samples_is_told(size, ranks, wasted):
+    """8 samples in a step. Smaller ones are padded at the end at most."""
+    settings = ("data.prompts_per_step=4", "data.samples_per_prompt=2", f"rollout.micro_batch_size={size}")
+    config = load_config(["recipe=flowgrpo_tiny", *NO_PATHS, *settings]).config
+    said = describe_padding(config, make_layout(config, 0, ranks))
+    if wasted is None:
+        assert said is None
+    else:
+        assert said.startswith(f"rollout.micro_batch_size={size} is more than the {8 // ranks} samples")
+        assert said.endswith(f"each step computes {wasted} for nothing")
