@@ -408,7 +408,7 @@ def test_two_ranks_are_one(configured, config, run):
         "recomputed": configured(),
         "trusted": configured("algorithm.old_log_prob=rollout", "sampling.window.per=sample"),
     }
-    ranks = run_ranks(2, on_two_ranks, configs, configured())
+    ranks = run_ranks(2, on_two_ranks, configs, configured(), deadline=600)
     runs = [rank for rank, _ in ranks]
     for name in configs:
         first, second = runs[0][name], runs[1][name]

@@ -931,10 +931,10 @@ FAULTS = (
         "tests/metrics/test_samples.py",
     ),
     Fault(
-        "omnirl_hpc/rewards/runner.py",
-        "if error is None and len(scores) != count:",
-        "if False:",
-        "tests/rewards/test_runner.py",
+        "omnirl_hpc/rewards/call.py",
+        "    if len(returned) != count:",
+        "    if False:",
+        "tests/rewards/test_call.py",
     ),
     Fault(
         "omnirl_hpc/rewards/runner.py",
