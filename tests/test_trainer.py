@@ -401,13 +401,13 @@ def test_too_many_failures_stop_the_run(configured, failing):
     )
 
 
-def sample_index(run_dir: Path, step: int | None = None) -> list[tuple[bytes, tuple[str, float]]]:
-    """(pixels, (prompt, reward)) of the sample images of a run, or of one step."""
+def sample_index(run_dir: Path, step: int) -> list[tuple[bytes, tuple[str, float]]]:
+    """(pixels, (prompt, reward)) of the sample images of a step."""
     lines = map(json.loads, (run_dir / "samples" / "index.jsonl").read_text().splitlines())
     return [
         (Image.open(run_dir / "samples" / line["file"]).tobytes(), (line["prompt"], line["reward"]))
         for line in lines
-        if step in (None, line["step"])
+        if line["step"] == step
     ]
 
 
@@ -426,7 +426,7 @@ def test_two_ranks_are_one(configured, config, run):
         "recomputed": configured(),
         "trusted": configured("algorithm.old_log_prob=rollout", "sampling.window.per=sample"),
     }
-    ranks = run_ranks(2, on_two_ranks, configs, configured())
+    ranks = run_ranks(2, on_two_ranks, configs, configured(), deadline=600)
     runs = [rank for rank, _ in ranks]
     for name in configs:
         first, second = runs[0][name], runs[1][name]
@@ -444,13 +444,10 @@ def test_two_ranks_are_one(configured, config, run):
     ).read_bytes()
 
     # Under an image is its own reward, and its own prompt, whoever made it and in whatever order.
-    alone_index = {image: told for image, told in sample_index(Path(config.config.run_dir))}
-    for image, told in sample_index(Path(configs["recomputed"].config.run_dir), step=0):
-        assert alone_index[image] == told
-    rewards = [
-        reward for name in configs for _, (_, reward) in sample_index(Path(configs[name].config.run_dir))
-    ]
-    assert len(set(rewards)) > 8
+    alone_index = dict(sample_index(Path(config.config.run_dir), step=0))
+    shown = sample_index(Path(configs["recomputed"].config.run_dir), step=0)
+    assert shown == [(pixels, alone_index[pixels]) for pixels, _ in shown]
+    assert len(set(told for _, told in shown)) == 4
 
     # One step in: the same rewards exactly, and the same learning but for the order of summation.
     together, alone = runs[0]["recomputed"].values[0], run.values[0]
@@ -491,8 +488,8 @@ def test_an_image_without_a_score_ends_no_run(configured, failing):
     """Training allows none; an evaluation leaves it out of its means. The first two samples of a step are
     scored.
     """
-    loaded = configured(
-        "evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1"
+    loaded = configured(  # evaluated since it is the last step
+        "evaluation.every=5", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1"
     )
 
     class InEvaluations(PartlyFailing):
@@ -507,7 +504,8 @@ def test_an_image_without_a_score_ends_no_run(configured, failing):
 
     with pytest.MonkeyPatch.context() as patch, one_rank_group():
         patch.setattr(generation_module, "RewardMix", InEvaluations)
-        train(loaded)
+        (step,) = train(loaded).metrics
+    assert step["time/actor"] > 0 and step["time/evaluation"] > 0  # of the step and of its evaluation
     result = json.loads((Path(loaded.config.run_dir) / "evaluation/base/result.json").read_text())
     rewards = [sample["reward"] for sample in result["samples"]]
     assert rewards[1] is None and result["reward"] == rewards[0] == result["parts"]["jpeg_compressibility"]
