@@ -1,4 +1,6 @@
-# make demo: a small Qwen-Image learns to spell on this machine, 2 CPU ranks, minutes.   make test: every test this machine can run.
+# make demo: a small Qwen-Image learns to spell on this machine, 2 CPU ranks, minutes
+# make test: the tests that take no whole runs, minutes; make test ALL=1 adds whole runs and, as root, jobs on a real Slurm
+# make lint: ruff and mypy
 # make install: only what the two install anyway; settings: PYTHON=python3.12 PIP_ARGS=… ARGS=…
 # make demo ENGINE=vllm_omni   the same with the vLLM-Omni engine (2.4 GB more to install); also for install and test
 # Both install what they need into .venv first. Paths are relative, so that the checkout may lie in a path with spaces.
@@ -21,7 +23,11 @@ DEMO := runs/demo
 RUN := run$(if $(filter vllm_omni,$(ENGINE)),_vllm_omni)
 ARGS ?=
 
-.PHONY: help install demo test
+# What a newcomer waits for leaves out whole runs in processes of their own; ARGS="tests/actor" names what to run instead of all.
+ALL ?=
+FAST := $(if $(ALL),,-m "not slow and not slurm")
+
+.PHONY: help install demo test lint
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //; s/   make/\nmake/g'
 
@@ -60,4 +66,10 @@ demo: $(WITH_ENGINE)
 	  data.prompts=$(DEMO)/words.parquet evaluation.prompts=$(DEMO)/held_out.parquet $(ARGS)
 
 test: $(WITH_ENGINE)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest $(FAST) $(ARGS)
+	$(if $(ALL),,@echo "whole runs and jobs on Slurm were left out: make test ALL=1 runs them too")
+
+lint: $(INSTALLED)
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy

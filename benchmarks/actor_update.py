@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,18 +35,23 @@ def main() -> None:
 
     from omnirl_hpc.launch.groups import process_group
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
     from omnirl_hpc.launch.rendezvous import Rendezvous
 
+    use_private_folder(os.environ)
     work = Path(tempfile.mkdtemp())
     shallow, deep = options.layers // 2, options.layers
     for layers in (shallow, deep):
         write_model(work / f"{layers}", layers)
     print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers"
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, "
+        f"{deep} layers"
     )
     print("| overrides | forward ms | forward + backward ms | peak GiB at 60 layers |\n|---|---|---|---|")
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), timeout_seconds=600), device):
+    with process_group(
+        Rendezvous(find_identity(), timeout_seconds=600, purpose="benchmark of the actor"), device
+    ):
         for variant in options.variants:
             gc.collect()
             torch.cuda.empty_cache()
@@ -87,10 +93,12 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     latter.
     """
     from omnirl_hpc.actor.fsdp import FSDPActor
-    from omnirl_hpc.algorithms.algorithm import CURRENT
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.metrics.attention import observe_attention
+    from omnirl_hpc.policies import CURRENT
+    from omnirl_hpc.sampling.streams import LATENTS
 
     paths = [
         f"model.path={work}/{layers}",
@@ -100,6 +108,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
+    observe_attention(actor.transformer, lambda kernels: print(f"attention kernel: {kernels}", flush=True))
     point = make_point(family, config, options.text_tokens, device)
     images = 2 * config.actor.micro_batch_size
 
@@ -108,7 +117,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
             actor.velocity(point, CURRENT)
 
     def both() -> None:
-        actor.velocity(point, CURRENT).square().mean().backward()
+        actor.velocity(point, CURRENT)[LATENTS].square().mean().backward()
 
     times = [timed(forward) / images, timed(both) / images]
     torch.cuda.reset_peak_memory_stats()
@@ -127,19 +136,26 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
 
 def make_point(family, config, tokens: int, device: torch.device):
     from omnirl_hpc.algorithms.algorithm import TrainingPoint
-    from omnirl_hpc.sampling.trajectories import TextEmbeds
+    from omnirl_hpc.sampling.streams import LATENTS
 
     size = config.actor.micro_batch_size
 
-    def text(valid: int) -> TextEmbeds:
+    def text(valid: int) -> dict[str, torch.Tensor]:
         mask = (torch.arange(tokens, device=device) < valid).expand(size, tokens)
-        return TextEmbeds(
-            torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16), mask, batch_size=[size]
-        )
+        return {
+            "embeds": torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16),
+            "mask": mask,
+        }
 
-    latents = torch.randn(size, *family.latent_shape(), device=device)
+    latents = torch.randn(size, *family.stream_shapes()[LATENTS], device=device)
     ones = torch.ones(size, device=device)
-    return TrainingPoint(latents, 500 * ones, text(tokens - 8), text(8), ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: latents},
+        timesteps={LATENTS: 500 * ones},
+        conditions=text(tokens - 8),
+        negative=text(8),
+        weights=ones,
+    )
 
 
 def timed(function) -> float:

@@ -52,10 +52,16 @@ def main() -> None:
     )
     options, overrides = parser.parse_known_args()
 
+    from omnirl_hpc.launch.runtime import forbid_downloads
+
+    forbid_downloads()  # read once, when the hub's libraries are imported
     from omnirl_hpc.cli.train import run
+    from omnirl_hpc.config.quoting import setting
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
 
+    use_private_folder(os.environ)  # all ranks use one folder, whose name others can foresee
     rank = find_identity().rank
     work = (
         Path(tempfile.gettempdir()) / f"omnirl_rl_step_{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
@@ -70,7 +76,8 @@ def main() -> None:
         delete_weights_when_read(options.model)
     if options.profile:
         profile_update(number=3)
-    run([*RECIPE, f"model.path={options.model}", f"data.prompts={prompts}", f"run_dir={run_dir}", *overrides])
+    paths = {"model.path": options.model, "data.prompts": prompts, "run_dir": run_dir}
+    run([*RECIPE, *(setting(key, str(path)) for key, path in paths.items()), *overrides])
     if rank == 0:
         report(run_dir, overrides, options.out)
 
@@ -81,19 +88,28 @@ def delete_weights_when_read(model: Path) -> None:
     """
     import torch.distributed as dist
 
-    from omnirl_hpc.rollout.vllm_omni import loading
+    from omnirl_hpc.rollout.vllm_omni import engine
 
-    make_worker = loading.make_worker
+    import_vllm_omni = engine.import_vllm_omni
 
-    def make_worker_and_delete(*arguments):
-        worker = make_worker(*arguments)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            for file in model.glob("transformer/*.safetensors"):
-                file.unlink()
-        return worker
+    def import_and_patch(device):
+        versions = import_vllm_omni(device)  # the one way into vllm; what is below imports it, too
+        from omnirl_hpc.rollout.vllm_omni import loading
 
-    loading.make_worker = make_worker_and_delete
+        make_worker = loading.make_worker
+
+        def make_worker_and_delete(*arguments):
+            worker = make_worker(*arguments)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                for file in model.glob("transformer/*.safetensors"):
+                    file.unlink()
+            return worker
+
+        loading.make_worker = make_worker_and_delete
+        return versions
+
+    engine.import_vllm_omni = import_and_patch
 
 
 def profile_update(number: int) -> None:
@@ -124,7 +140,12 @@ def report(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     """A row for each step; the first one includes warm-up (allocations, kernels, compilation)."""
     environment = json.loads((run_dir / "environment.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
-    lines = [f"overrides: {' '.join(overrides) or 'none'}", f"versions: {versions}", ""]
+    kernels = ", ".join(
+        f"{name} {value}"
+        for name, value in environment["choices"].items()
+        if name.startswith("attention kernel")
+    )
+    lines = [f"overrides: {' '.join(overrides) or 'none'}", f"versions: {versions}", kernels, ""]
     lines += ["| step | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
     for text in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(text)

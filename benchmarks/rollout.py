@@ -12,6 +12,7 @@ one GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,22 +37,37 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
 
     from omnirl_hpc.config.load import load_config
+    from omnirl_hpc.config.quoting import setting
     from omnirl_hpc.launch.groups import process_group
     from omnirl_hpc.launch.identity import find_identity
+    from omnirl_hpc.launch.node_local import use_private_folder
     from omnirl_hpc.launch.rendezvous import Rendezvous
+    from omnirl_hpc.launch.runtime import prepare_process
 
+    use_private_folder(os.environ)
     work = Path(tempfile.mkdtemp())
     (work / "prompts.parquet").touch()
-    paths = [f"model.path={options.model}", f"data.prompts={work}/prompts.parquet", f"run_dir={work}/run"]
+    paths = [
+        setting(key, str(path))
+        for key, path in (
+            ("model.path", options.model),
+            ("data.prompts", work / "prompts.parquet"),
+            ("run_dir", work / "run"),
+        )
+    ]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
+    prepare_process(config.threads_per_rank)
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), config.timeout_seconds), device):
+    with process_group(
+        Rendezvous(find_identity(), config.timeout_seconds, "benchmark of the rollout"), device
+    ):
         rows = {}
         for name, value in measure(config, options, device):
             print(f"{name}: {value:.3f}", flush=True)
             rows[name] = value
     lines = [
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}",
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: "
+        f"{' '.join(overrides) or 'none'}",
         "",
     ]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]
@@ -65,6 +81,7 @@ def main() -> None:
 def measure(config, options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, float]]:
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.metrics.attention import observe_attention
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.rollout import make_engine
     from omnirl_hpc.sync import deliver_lora
@@ -72,6 +89,7 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
     family = find_class("model", config.model.family)(config.model)
     timer = PhaseTimer(device)
     engine = make_engine(config, family, make_layout(config, 0, 1), device, timer)
+    observe_attention(engine.transformer, lambda kernels: print(f"attention kernel: {kernels}", flush=True))
     state = random_adapter(config, family, device)
     size = engine.micro_batch_size
 
@@ -118,14 +136,16 @@ def random_adapter(config, family, device: torch.device) -> dict[str, Tensor]:
 
 def make_requests(tokens: int, count: int) -> list:
     from omnirl_hpc.rollout.engine import SampleRequest
+    from omnirl_hpc.sampling.samples import SampleIdentity
     from omnirl_hpc.sampling.windows import Window
 
     text, negative = (
-        standard_normal((length, 3584), name).bfloat16()
+        {"embeds": standard_normal((length, 3584), name).bfloat16()}
         for name, length in (("text", tokens - 8), ("negative", 8))
     )
     return [
-        SampleRequest(0, 0, 0, "prompt", i, Window(i % 4, 2), text, negative, tokens) for i in range(count)
+        SampleRequest(SampleIdentity(0, 0, "prompt", i), 0, Window(i % 4, 2), text, negative, tokens)
+        for i in range(count)
     ]
 
 

@@ -1,17 +1,20 @@
-"""Who is on the GPU: rollout and actor take turns (swap), or both stay (resident)."""
+"""Who is on the GPU: tenants take turns (swap), or all stay (resident)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.planning.residency import choose_residency
-from omnirl_hpc.rollout.engine import RolloutEngine
+
+ROLLOUT, ACTOR = "rollout", "actor"  # the sides: before rollout and sync | before updates and checkpoints
 
 
 def settle_residency(config: Config, layout: Layout, device: torch.device) -> str:
@@ -29,37 +32,42 @@ def settle_residency(config: Config, layout: Layout, device: torch.device) -> st
     return why
 
 
-class Residency:
-    """Gives the device to the engine or to the actor; asking for what is already so does nothing.
+class Tenant(Protocol):
+    """Something that holds memory of the device: the engine, the actor, a reward with a model of its own."""
 
-    In swap mode, construct with the actor offloaded: the engine is built on a device that it has to itself.
+    def sleep(self) -> None:
+        """Free the device. No use until `wake`."""
+
+    def wake(self) -> None:
+        """Come back, bit for bit."""
+
+
+class Residency:
+    """Gives the device to one side, a list of tenants, at a time; asking for what is already so does nothing.
+
+    In swap mode, construct with everybody asleep but the tenants of `holder`.
     """
 
     def __init__(
-        self, mode: str, engine: RolloutEngine, actor: Actor, timer: PhaseTimer, peaks: DevicePeaks
+        self,
+        mode: str,
+        sides: Mapping[str, Sequence[Tenant]],
+        holder: str,
+        timer: PhaseTimer,
+        peaks: DevicePeaks,
     ) -> None:
         self._swaps = mode == "swap"
-        self._engine, self._actor, self._timer, self._peaks = engine, actor, timer, peaks
-        self._engine_awake, self._actor_onloaded = True, not self._swaps
+        self._sides, self._holder, self._timer, self._peaks = sides, holder, timer, peaks
 
-    def to_engine(self) -> None:
-        """Before rollout and before the engine takes new weights."""
-        self._peaks.book("actor")
+    def give_to(self, side: str) -> None:
+        """Let the tenants of a side work. A side without tenants needs no device."""
+        if side == self._holder or not self._sides[side]:
+            return
+        self._peaks.book(self._holder)
         if self._swaps:
             with self._timer.phase("swap"):
-                if self._actor_onloaded:
-                    self._actor.offload()
-                if not self._engine_awake:
-                    self._engine.wake()
-            self._actor_onloaded, self._engine_awake = False, True
-
-    def to_actor(self) -> None:
-        """Before log-probabilities, updates and checkpoints."""
-        self._peaks.book("rollout")
-        if self._swaps:
-            with self._timer.phase("swap"):
-                if self._engine_awake:
-                    self._engine.sleep()
-                if not self._actor_onloaded:
-                    self._actor.onload()
-            self._actor_onloaded, self._engine_awake = True, False
+                for tenant in self._sides[self._holder]:
+                    tenant.sleep()
+                for tenant in self._sides[side]:
+                    tenant.wake()
+        self._holder = side

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +17,16 @@ from typing import Any
 
 from omnirl_hpc import __version__, installation
 from omnirl_hpc.config.resume import check_same_run
-from omnirl_hpc.errors import ConfigError, OutputError
+from omnirl_hpc.errors import ConfigError, LockLostError, OutputError
 
 
 class RunDirectory:
     """config.yaml, environment.json, metrics.jsonl, samples/, log/rank_N.log."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, require_lock: Callable[[], None] = lambda: None) -> None:
+        """require_lock: raises LockLostError where this run may not write; of no use to who only reads."""
         self.path = Path(path)
+        self.require_lock = require_lock
         self.config = self.path / "config.yaml"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -43,15 +45,15 @@ class RunDirectory:
         if not self.config.is_file():
             raise ConfigError(f"{self.path} is not the folder of a run: it has no config.yaml")
 
-    def check_same_run(self, config_yaml: str) -> None:
+    def check_same_run(self, config_yaml: str, unused: Sequence[str] = ()) -> None:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
-        is.
+        is. unused: groups whose classes `config_yaml` was loaded without.
         """
         if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
-            check_same_run(self.config.read_text(), config_yaml, str(self.path))
+            check_same_run(self.config.read_text(), config_yaml, str(self.path), unused)
 
     def create(self) -> None:
-        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written to."""
+        """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written."""
         try:
             for folder in (self.path, self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -60,10 +62,16 @@ class RunDirectory:
 
     def write_start(self, config_yaml: str, choices: dict[str, str]) -> None:
         """Record what is about to run. Rank 0 only."""
-        _replace(self.config, config_yaml)
-        _replace(
+        self._replace(self.config, config_yaml)
+        self._replace(
             self.environment, json.dumps({**describe_environment(), "choices": choices}, indent=2) + "\n"
         )
+
+    def add_choice(self, name: str, value: str) -> None:
+        """Record what was found out after the start. Rank 0 only."""
+        environment = json.loads(self.environment.read_text())
+        environment["choices"][name] = value
+        self._replace(self.environment, json.dumps(environment, indent=2) + "\n")
 
     def cut(self, step: int, metrics: int) -> None:
         """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
@@ -74,14 +82,14 @@ class RunDirectory:
         for path, end in ((self.metrics, metrics), (self.hashes, step), (self.samples / "index.jsonl", step)):
             if path.exists():
                 kept = [line for line in path.read_text().splitlines() if _step_of(line) < end]
-                _replace(path, "".join(line + "\n" for line in kept))
+                self._replace(path, "".join(line + "\n" for line in kept))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl. Rank 0 only. What is not a finite number becomes null: NaN is not JSON."""
+        """One line of metrics.jsonl. Rank 0 only. What is no finite number becomes null: NaN is not JSON."""
         values = {
             name: v if not isinstance(v, float) or math.isfinite(v) else None for name, v in values.items()
         }
-        with writing(self.metrics), self.metrics.open("a") as file:
+        with self.writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(values, allow_nan=False) + "\n")
 
     def last_step(self) -> int:
@@ -93,6 +101,7 @@ class RunDirectory:
         """Send this rank's log records to log/rank_N.log, and rank 0's warnings to the screen too."""
         handler = logging.FileHandler(self.logs / f"rank_{rank:0{len(str(world_size - 1))}d}.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.addFilter(lambda record: self._may_write())
         logger = logging.getLogger("omnirl_hpc")
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
@@ -102,6 +111,27 @@ class RunDirectory:
             screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
             logger.addHandler(screen)
 
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Around every write to the folder. Raises LockLostError where the run has lost it, or OutputError."""
+        with writing(path):
+            self.require_lock()
+            yield
+
+    def _may_write(self) -> bool:
+        try:
+            self.require_lock()
+        except (LockLostError, OSError):  # what writes results reports it; a log must not end the run
+            return False
+        return True
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Write a file whole or not at all: a run killed here must still be one that can go on."""
+        temporary = path.with_suffix(".tmp")
+        with self.writing(path):
+            temporary.write_text(text)
+            temporary.replace(path)
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
@@ -110,16 +140,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}: make room or regain access there; the same command goes on"
+            f"{path} cannot be written: {error.strerror or error}: make room or regain access there; the "
+            "same command goes on"
         ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a run killed here must still be one that can go on."""
-    temporary = path.with_suffix(".tmp")
-    with writing(path):
-        temporary.write_text(text)
-        temporary.replace(path)
 
 
 def _step_of(line: str) -> float:

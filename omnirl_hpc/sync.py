@@ -1,5 +1,5 @@
-"""What is trained, from the actor to the engine, with proof that it arrived: an adapter at once, all weights
-one at a time.
+"""A policy from the actor to the engine, with proof that it arrived: an adapter at once, all weights one at a
+time.
 
 The proof is made from what the engine reads back out of the places it computes with: the same modules (or
 weights) as the actor trains, and the same checksum, both in the engine's dtype. Anything else stops the run.
@@ -7,8 +7,10 @@ weights) as the actor trains, and the same checksum, both in the engine's dtype.
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import AbstractSet, Protocol
+from typing import AbstractSet, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,27 +18,100 @@ from torch import Tensor
 from omnirl_hpc.errors import SyncError
 from omnirl_hpc.hashing import combined_checksum, state_checksum, tensor_checksum
 from omnirl_hpc.models.lora import lora_modules
+from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.engine import Receipt, RolloutEngine
 
-
-class LoraSource(Protocol):
-    def lora_state(self) -> dict[str, Tensor]:
-        """Full tensors under PEFT's names; a collective operation."""
+log = logging.getLogger(__name__)
 
 
-class WeightSource(Protocol):
-    def trained(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under diffusers' names, one at a time; a collective operation."""
+class PolicySource(Protocol):
+    """What of an actor is needed here."""
+
+    adapter_config: dict[str, Any] | None  # None: all weights are trained
+
+    def weights(
+        self, policy: str = CURRENT, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under PEFT's or diffusers' names, one at a time; a collective operation."""
 
 
-def collect_lora(actor: LoraSource, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A copy of the actor's adapter in the engine's dtype. Every rank takes part: shards become full tensors
+class Sync(ABC):
+    """From one actor to one engine. Between `send`, with the actor on the device, and `confirm`, with the
+    engine on it, the two may change places. Both are collective.
+    """
+
+    unit: str  # what is counted
+
+    def __init__(self, actor: PolicySource, engine: RolloutEngine, dtype: torch.dtype) -> None:
+        """dtype: the engine's."""
+        self._actor, self._engine, self._dtype = actor, engine, dtype
+        self.metrics: dict[str, float] = {}  # of the last one
+
+    @abstractmethod
+    def send(self, policy: str, version: int) -> None:
+        """Take a policy from the actor."""
+
+    def confirm(self, version: int) -> Receipt:
+        """What the engine computes with. Raises SyncError where that is not what was sent."""
+        receipt = self._confirm(version)
+        bound = len(receipt.bound)
+        log.info("version %d: %d %s bound, checksum %s", version, bound, self.unit, receipt.checksum)
+        self.metrics = {"sync/bound": bound, "sync/version": receipt.version}
+        return receipt
+
+    @abstractmethod
+    def _confirm(self, version: int) -> Receipt: ...
+
+
+class AdapterSync(Sync):
+    """The adapter waits on the device until the engine is there to take it."""
+
+    unit = "LoRA modules"
+
+    def send(self, policy: str, version: int) -> None:
+        self._sent = collect_lora(self._actor, self._dtype, policy)
+
+    def _confirm(self, version: int) -> Receipt:
+        sent, self._sent = self._sent, {}
+        return deliver_lora(self._engine, sent, version)
+
+
+class WeightSync(Sync):
+    """All weights go while the engine still sleeps, into its copies in host memory: the device need not hold
+    both.
+    """
+
+    unit = "weights"
+
+    def send(self, policy: str, version: int) -> None:
+        self._sent = send_weights(self._actor, self._engine, self._dtype, version, policy)
+
+    def _confirm(self, version: int) -> Receipt:
+        return confirm_weights(self._engine, self._sent, version)
+
+
+class NoSync:
+    """Where no engine samples."""
+
+    metrics: dict[str, float] = {}
+
+    def send(self, policy: str, version: int) -> None: ...
+
+    def confirm(self, version: int) -> None: ...
+
+
+def make_sync(actor: PolicySource, engine: RolloutEngine, dtype: torch.dtype) -> Sync:
+    return (WeightSync if actor.adapter_config is None else AdapterSync)(actor, engine, dtype)
+
+
+def collect_lora(actor: PolicySource, dtype: torch.dtype, policy: str = CURRENT) -> dict[str, Tensor]:
+    """A copy of a policy's adapter in the engine's dtype. Every rank takes part: shards become full tensors
     on every rank.
 
     A copy, since on one rank a full tensor is the shard itself, which leaves the device before it is
     delivered.
     """
-    return {name: tensor.to(dtype, copy=True) for name, tensor in actor.lora_state().items()}
+    return {name: tensor.to(dtype, copy=True) for name, tensor in actor.weights(policy)}
 
 
 def deliver_lora(engine: RolloutEngine, state: dict[str, Tensor], version: int) -> Receipt:
@@ -49,13 +124,14 @@ def deliver_lora(engine: RolloutEngine, state: dict[str, Tensor], version: int) 
     sent = state_checksum(state)
     if receipt.checksum != sent or receipt.version != version:
         raise SyncError(
-            f"LoRA version {version}: the actor sent {sent}, the engine computes with {receipt.checksum} (version {receipt.version})"
+            f"LoRA version {version}: the actor sent {sent}, the engine computes with {receipt.checksum} "
+            f"(version {receipt.version})"
         )
     return receipt
 
 
 def send_weights(
-    actor: WeightSource, engine: RolloutEngine, dtype: torch.dtype, version: int
+    actor: PolicySource, engine: RolloutEngine, dtype: torch.dtype, version: int, policy: str = CURRENT
 ) -> dict[str, int]:
     """Stream all weights into the engine, which may be asleep. Returns the checksum of each as it was sent.
 
@@ -64,7 +140,7 @@ def send_weights(
     sent: dict[str, int] = {}
 
     def stream() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in actor.trained(dtype):
+        for name, tensor in actor.weights(policy, dtype):
             sent[name] = tensor_checksum(tensor)
             yield name, tensor
 
@@ -81,8 +157,8 @@ def confirm_weights(engine: RolloutEngine, sent: dict[str, int], version: int) -
     _require_same(sent.keys(), held.keys(), f"weights version {version}", "weights")
     if wrong := {name for name in sent if held[name] != sent[name]}:
         raise SyncError(
-            f"weights version {version}: the engine computes with other values than the actor sent, in {len(wrong)} of "
-            f"{len(sent)} weights: {_some(wrong)}"
+            f"weights version {version}: the engine computes with other values than the actor sent, in "
+            f"{len(wrong)} of {len(sent)} weights: {_some(wrong)}"
         )
     return Receipt(version, frozenset(held), combined_checksum(held))
 

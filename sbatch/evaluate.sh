@@ -18,9 +18,11 @@
 #SBATCH --output=logs/%x-%j.out
 #SBATCH --open-mode=append
 set -euo pipefail
+OMNIRL_ROOT=${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+[[ -e $OMNIRL_ROOT/sbatch/common.sh ]] || { echo "OMNIRL_ROOT=$OMNIRL_ROOT is no checkout: submit from it, or set OMNIRL_ROOT" >&2; exit 2; }
 # shellcheck source=sbatch/common.sh
-source "${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}/sbatch/common.sh"
+source "$OMNIRL_ROOT/sbatch/common.sh"
 [[ -e $RUN_DIR ]] || fail "RUN_DIR=$RUN_DIR does not exist: RUN_DIR=runs/my_run sbatch …"
 OUT=${OUT:-$RUN_DIR/evaluation_by_hand}
-mkdir -p "$OUT"
-evaluate "$RUN_DIR" "$OUT" ${MODEL:+"model.path=$MODEL"} ${PROMPTS:+"evaluation.prompts=$PROMPTS"} "$@"
+mkdir -p -- "$OUT"
+evaluate "$RUN_DIR" "$OUT" ${MODEL:+"$(setting model.path "$MODEL")"} ${PROMPTS:+"$(setting evaluation.prompts "$PROMPTS")"} "$@"

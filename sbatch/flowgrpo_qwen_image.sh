@@ -18,6 +18,8 @@
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 RECIPE=${RECIPE:-flowgrpo_qwen_image}
+OMNIRL_ROOT=${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+[[ -e $OMNIRL_ROOT/sbatch/common.sh ]] || { echo "OMNIRL_ROOT=$OMNIRL_ROOT is no checkout: submit from it, or set OMNIRL_ROOT" >&2; exit 2; }
 # shellcheck source=sbatch/common.sh
-source "${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}/sbatch/common.sh"
+source "$OMNIRL_ROOT/sbatch/common.sh"
 train "$@"

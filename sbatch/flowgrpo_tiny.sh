@@ -14,11 +14,13 @@
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
 RECIPE=${RECIPE:-flowgrpo_tiny}
+OMNIRL_ROOT=${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+[[ -e $OMNIRL_ROOT/sbatch/common.sh ]] || { echo "OMNIRL_ROOT=$OMNIRL_ROOT is no checkout: submit from it, or set OMNIRL_ROOT" >&2; exit 2; }
 # shellcheck source=sbatch/common.sh
-source "${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}/sbatch/common.sh"
+source "$OMNIRL_ROOT/sbatch/common.sh"
 if [[ -z ${MODEL:-} ]]; then
   MODEL=$RUN_DIR/model
-  [[ -e $MODEL/model_index.json ]] || rm -rf "$MODEL" # half a model, of a start that was interrupted
+  [[ -e $MODEL/model_index.json ]] || rm -rf -- "$MODEL" # half a model, of a start that was interrupted
 fi
 PROMPTS=${PROMPTS:-$RUN_DIR/prompts.parquet}
 [[ -e $MODEL/model_index.json ]] || omnirl tiny-model "$MODEL"

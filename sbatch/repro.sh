@@ -16,6 +16,8 @@
 set -euo pipefail
 
 root=${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}}
+[[ -e $root/sbatch/common.sh ]] || { echo "OMNIRL_ROOT=$root is no checkout: submit from it, or set OMNIRL_ROOT" >&2; exit 2; }
+export OMNIRL_ROOT=$root
 if [[ ${1:-} == compare ]]; then
   # shellcheck source=sbatch/common.sh
   source "$root/sbatch/common.sh"

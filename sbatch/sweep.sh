@@ -18,8 +18,10 @@
 set -euo pipefail
 RECIPE=${RECIPE:-flowgrpo_qwen_image}
 RUN_DIR=${RUN_DIR:-runs/sweep-${SLURM_ARRAY_JOB_ID:-}}/$(printf %03d "${SLURM_ARRAY_TASK_ID:-0}")
+OMNIRL_ROOT=${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+[[ -e $OMNIRL_ROOT/sbatch/common.sh ]] || { echo "OMNIRL_ROOT=$OMNIRL_ROOT is no checkout: submit from it, or set OMNIRL_ROOT" >&2; exit 2; }
 # shellcheck source=sbatch/common.sh
-source "${OMNIRL_ROOT:-${SLURM_SUBMIT_DIR:-.}}/sbatch/common.sh"
+source "$OMNIRL_ROOT/sbatch/common.sh"
 [[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || fail "this is a job array: submit it with --array=0-N"
 mapfile -t overrides < <(omnirl sweep --task "$SLURM_ARRAY_TASK_ID" "$@")
 wait $! || exit 2 # the command has said why

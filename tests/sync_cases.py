@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import standard_normal
 
 SOME = "transformer_blocks.1.attn.to_q.weight"
@@ -25,7 +25,7 @@ class Weights:
         self._seed = seed
         self.names: dict[str, str] = {}  # other names that some are sent under
 
-    def trained(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, policy: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._transformer.named_parameters():
             noise = 0.0 if self._seed is None else 0.05 * standard_normal(parameter.shape, self._seed, name)
             yield self.names.get(name, name), (parameter.detach() + noise).to(dtype)

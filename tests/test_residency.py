@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.algorithms.algorithm import CURRENT
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import lora_parameters
-from omnirl_hpc.residency import Residency, settle_residency
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, EMA, Blend
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sync import collect_lora
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 
-class Side:
-    """An engine or an actor that notes what is asked of it. Both write in one list."""
+class Tenant:
+    """Notes what is asked of it. All write in one list."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self._name, self._calls = name, calls
@@ -27,59 +27,68 @@ class Side:
         return lambda: self._calls.append(f"{self._name}.{method}")
 
 
-def make(mode: str) -> tuple[Residency, list[str], PhaseTimer]:
+def make(mode: str, *rollout: str) -> tuple[Residency, list[str], PhaseTimer]:
     calls: list[str] = []
     timer = PhaseTimer(CPU)
-    return Residency(mode, Side("engine", calls), Side("actor", calls), timer, DevicePeaks(CPU)), calls, timer
+    sides = {ROLLOUT: [Tenant(name, calls) for name in rollout], ACTOR: [Tenant("actor", calls)]}
+    return Residency(mode, sides, ROLLOUT if rollout else ACTOR, timer, DevicePeaks(CPU)), calls, timer
 
 
-def test_one_leaves_before_the_other_comes():
-    residency, calls, timer = make("swap")
-    residency.to_actor()
-    assert calls == ["engine.sleep", "actor.onload"]
-    residency.to_engine()
-    assert calls[2:] == ["actor.offload", "engine.wake"]
+def test_one_side_leaves_before_the_other_comes():
+    residency, calls, timer = make("swap", "engine", "reward")
+    residency.give_to(ACTOR)
+    assert calls == ["engine.sleep", "reward.sleep", "actor.wake"]
+    residency.give_to(ROLLOUT)
+    assert calls[3:] == ["actor.sleep", "engine.wake", "reward.wake"]
     assert timer.take()["time/swap"] > 0
 
 
 def test_the_engine_has_the_device_first():
     """It was built on a device that it had to itself."""
-    residency, calls, _ = make("swap")
-    residency.to_engine()
+    residency, calls, _ = make("swap", "engine")
+    residency.give_to(ROLLOUT)
     assert calls == []
 
 
-@pytest.mark.parametrize("side", ["to_engine", "to_actor"])
+@pytest.mark.parametrize("side", [ROLLOUT, ACTOR])
 def test_asking_twice_moves_nothing(side):
-    residency, calls, _ = make("swap")
-    getattr(residency, side)()
+    residency, calls, _ = make("swap", "engine")
+    residency.give_to(side)
     before = list(calls)
-    getattr(residency, side)()
+    residency.give_to(side)
     assert calls == before
 
 
 def test_residents_never_move():
-    residency, calls, timer = make("resident")
+    residency, calls, timer = make("resident", "engine")
     for _ in range(2):
-        residency.to_engine()
-        residency.to_actor()
+        residency.give_to(ROLLOUT)
+        residency.give_to(ACTOR)
     assert calls == []
     assert "time/swap" not in timer.take()
+
+
+def test_who_has_the_device_alone_keeps_it():
+    residency, calls, _ = make("swap")
+    residency.give_to(ROLLOUT)
+    residency.give_to(ACTOR)
+    assert calls == []
 
 
 def test_peaks_are_booked_to_the_side_that_had_the_device():
     booked = []
     peaks = DevicePeaks(CPU)
     peaks.book = booked.append
-    residency = Residency("swap", Side("engine", []), Side("actor", []), PhaseTimer(CPU), peaks)
-    residency.to_engine()
-    residency.to_actor()
-    assert booked == ["actor", "rollout"]
+    sides = {ROLLOUT: [Tenant("engine", [])], ACTOR: [Tenant("actor", [])]}
+    residency = Residency("swap", sides, ROLLOUT, PhaseTimer(CPU), peaks)
+    for side in (ACTOR, ROLLOUT, ROLLOUT):
+        residency.give_to(side)
+    assert booked == ["rollout", "actor"]
 
 
 @pytest.fixture(scope="module")
 def config(tiny_model, tiny_prompts, tmp_path_factory):
-    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"))
+    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "actor.ema_decay=0.9")
 
 
 def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_path):
@@ -113,16 +122,27 @@ def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
     )
 
 
-def test_an_actor_used_offloaded_says_so_and_holds_no_memory(config):
+def test_an_actor_used_asleep_says_so_and_holds_no_memory(config):
     with one_rank_group():
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
-        lora = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+        lora = {name: tensor.clone() for name, tensor in actor.weights()}
         for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
-        actor.offload()
+        actor.sleep()
         assert all(torch.equal(for_the_engine[name], lora[name]) for name in lora)
-        with pytest.raises(RuntimeError, match="the actor is offloaded: onload"):
-            actor.velocity(None, CURRENT)
+        uses = {
+            "velocity": lambda: actor.velocity(None, CURRENT),
+            "apply_gradients": actor.apply_gradients,
+            "weights": lambda: list(actor.weights()),
+            "weights of another policy": lambda: list(actor.weights(EMA)),
+            "load": lambda: actor.load(CURRENT, lora),
+            "blend": lambda: actor.blend(Blend(EMA, 0.5)),
+            "full_optimizer_state": lambda: list(actor.full_optimizer_state()),
+            "sharded_state": actor.sharded_state,
+        }
+        for name, use in uses.items():
+            with pytest.raises(RuntimeError, match="the actor is asleep: wake"):
+                print(name, use())
         held = [t.to_local() for t in actor._transformer.parameters()]
         assert sum(t.untyped_storage().nbytes() for t in held) == 0
-        actor.onload()
-        assert all(torch.equal(t, lora[name]) for name, t in actor.lora_state().items())
+        actor.wake()
+        assert all(torch.equal(t, lora[name]) for name, t in actor.weights())

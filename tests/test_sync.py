@@ -7,8 +7,9 @@ import torch
 
 from omnirl_hpc.errors import SyncError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import Receipt
 from omnirl_hpc.sync import collect_lora, deliver_lora
@@ -27,8 +28,8 @@ class Trained:
         fill_adapter(transformer, seed=3)
         self.state = {name: parameter.detach() for name, parameter in lora_parameters(transformer).items()}
 
-    def lora_state(self):
-        return self.state
+    def weights(self, policy=CURRENT, dtype=None):
+        return self.state.items()
 
 
 class Faulty:
@@ -59,7 +60,7 @@ def test_what_arrives_is_what_was_sent(config, engine):
     receipt = sync(config, engine, version=7)
     assert receipt.version == 7
     assert len(receipt.bound) == 24
-    sent = Trained(config).lora_state()
+    sent = Trained(config).state
     slots = lora_parameters(engine._pipeline.transformer)
     assert slots.keys() == sent.keys()
     dtype = getattr(torch, config.rollout.dtype)
@@ -70,9 +71,9 @@ def test_what_arrives_is_what_was_sent(config, engine):
 def test_what_was_collected_outlives_the_actors_memory(config):
     """An actor may be offloaded before the engine takes the adapter."""
     dtype = getattr(torch, config.rollout.dtype)
-    actor, kept = Trained(config), Trained(config).lora_state()
+    actor, kept = Trained(config), Trained(config).state
     collected = collect_lora(actor, dtype)
-    for tensor in actor.lora_state().values():
+    for tensor in dict(actor.weights()).values():
         tensor.fill_(torch.nan)
     assert all(torch.equal(collected[name], kept[name].to(dtype)) for name in kept)
 

@@ -9,10 +9,13 @@ from torch import Tensor
 from omnirl_hpc.errors import SyncError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.noise import standard_normal
+from omnirl_hpc.sampling.samples import SampleIdentity, Samples
+from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.helpers import ALONE, CPU, make_config
@@ -44,15 +47,16 @@ def generate(engine, dtype: str) -> Tensor:
     text, negative = (
         standard_normal((length, 32), 0, "text", length).to(getattr(torch, dtype)) for length in (7, 3)
     )
-    request = SampleRequest(0, 0, 0, "0", 0, Window(0, 2), text, negative, text_length=64)
-    return torch.cat(list(engine.generate([request]))).latents
+    identity = SampleIdentity(0, 0, "0", 0)
+    request = SampleRequest(identity, 0, Window(0, 2), {"embeds": text}, {"embeds": negative}, width=64)
+    return Samples.cat(list(engine.generate([request]))).trajectory.latents[LATENTS]
 
 
 @pytest.mark.parametrize("asleep", [True, False])
 def test_what_arrives_is_what_was_sent(config, engine, asleep):
     """In the places that the engine computes with, and still there after the next sleep."""
     weights, dtype = Weights(config, seed=1), getattr(torch, config.rollout.dtype)
-    expected = {name: tensor.clone() for name, tensor in weights.trained(dtype)}
+    expected = {name: tensor.clone() for name, tensor in weights.weights(CURRENT, dtype)}
     engine.sleep()  # makes the copies on the host
     engine.wake()
     receipt = sync(config, engine, weights, version=7, asleep=asleep)
@@ -74,7 +78,7 @@ def test_the_engine_computes_with_them(config, engine):
     assert not torch.equal(changed, before)
     plain = make_engine(config, QwenImage(config.model), ALONE, CPU, PhaseTimer(CPU))
     with torch.no_grad():
-        for name, tensor in Weights(config, seed=1).trained(getattr(torch, config.rollout.dtype)):
+        for name, tensor in Weights(config, seed=1).weights(CURRENT, getattr(torch, config.rollout.dtype)):
             plain._pipeline.transformer.get_parameter(name).copy_(tensor)
     assert torch.equal(generate(plain, config.rollout.dtype), changed)
     sync(config, engine, Weights(config, seed=None))

@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
+from omnirl_hpc.policies import CURRENT, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class Actor(Protocol):
     """Evaluates the policy with gradients and updates it. Every method is collective over the actor mesh."""
 
-    lora_targets: tuple[str, ...]  # empty where all weights are trained
+    policies: tuple[str, ...]  # those whose weights it holds; the reference is what is left without them
+    adapter_config: dict[str, Any] | None  # PEFT's settings of the adapter; None where weights are trained
 
-    def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
-        """[B, S, C] guided velocity under an adapter set of the algorithm."""
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that is trained, to be looked at."""
+
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
+        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,
+        predicts.
+        """
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning
         rate).
         """
 
-    def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """What is trained, one full tensor at a time, in the same order on every rank: the adapter under
-        PEFT's names, or all weights under diffusers'. In fp32, or in `dtype`. A tensor may be the actor's own
-        memory: copy what is to stay.
+    def blend(self, blend: Blend) -> None:
+        """Move a stored policy towards another one, or copy it."""
+
+    def weights(
+        self, policy: str = CURRENT, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What a policy is made of, one full tensor at a time, in the same order on every rank: an adapter
+        under PEFT's names, or all weights under diffusers'. In the dtype it is kept in (fp32, but for an
+        adapter with actor.lora.dtype), or in `dtype`. A tensor may be the actor's own memory: copy what is
+        to stay. Raises ValueError for a policy that the actor does not hold.
         """
 
-    def lora_state(self) -> dict[str, Tensor]:
-        """The trained adapter as full tensors under PEFT's names, on every rank."""
-
-    def load_lora_state(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `lora_state`. Raises CheckpointError where names or shapes do not fit."""
-
-    def ema_state(self) -> dict[str, Tensor] | None:
-        """The running mean of the trained adapter, named as by `lora_state`; None where none is kept."""
-
-    def load_ema_state(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `ema_state`."""
+    def load(self, policy: str, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `weights`. Raises CheckpointError where names or shapes do not fit."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradients so far of what is trained, one full tensor at a time."""
@@ -49,8 +59,8 @@ class Actor(Protocol):
         """The optimizer's state by name, one full tensor at a time."""
 
     def sharded_state(self) -> dict[str, Tensor]:
-        """The actor's own sharded tensors by name: the optimizer's, and the weights where all are trained.
-        Writing into them changes the actor.
+        """The actor's own sharded tensors by name: the optimizer's, and every policy's weights where these
+        are trained. Writing into them changes the actor.
         """
 
     def scheduler_state(self) -> dict[str, Any]:
@@ -60,17 +70,15 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember what is trained, optimizer and schedule in host memory, between two steps; offloaded or
-        not.
-        """
+        """Remember what is trained, optimizer and schedule in host memory, between two steps; asleep or not."""
 
     def rollback(self) -> None:
-        """Undo everything since `keep`. Raises RuntimeError where an `offload` after an update has
+        """Undo everything since `keep`. Raises RuntimeError where a `sleep` after an update has
         overwritten what was kept.
         """
 
-    def offload(self) -> None:
-        """Free the device: parameters and optimizer state go to pinned host memory. No use until `onload`."""
+    def sleep(self) -> None:
+        """Free the device: parameters and optimizer state go to pinned host memory. No use until `wake`."""
 
-    def onload(self) -> None:
+    def wake(self) -> None:
         """Bring them back, bit for bit."""

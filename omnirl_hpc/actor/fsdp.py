@@ -19,36 +19,39 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from omnirl_hpc.actor.attention import set_attention
 from omnirl_hpc.actor.compile import compile_blocks, repeated_blocks
-from omnirl_hpc.actor.ema import ema_decay, update_ema
 from omnirl_hpc.actor.loading import fill_from_files
 from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE, TrainingPoint
+from omnirl_hpc.actor.trained import what_is_trained
+from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import CheckpointError, ConfigError, NonFiniteError
+from omnirl_hpc.errors import CheckpointError, NonFiniteError
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
-from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters
+from omnirl_hpc.models.family import ModelFamily, Numerics
 from omnirl_hpc.pinned import PinnedTensors
+from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class FSDPActor:
     """See Actor."""
 
-    def __init__(self, config: Config, family: ModelFamily, layout: Layout, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        family: ModelFamily,
+        layout: Layout,
+        device: torch.device,
+        policies: Iterable[str] = (),
+    ) -> None:
+        """policies: those that the algorithm needs; what is stored of each starts as the current one."""
         self._config = config
         self._family = family
-        self._full = config.actor.train == "full"
-        transformer = family.empty_transformer(
-            torch.float32 if self._full else getattr(torch, config.actor.dtype)
-        )
-        if self._full:
-            self.lora_targets = ()
-            transformer.requires_grad_(True)
-        else:
-            self.lora_targets = tuple(config.actor.lora.target_modules or family.lora_targets)
-            attach_lora(
-                transformer, config.actor.lora, self.lora_targets, getattr(torch, config.actor.lora.dtype)
-            )
+        self._guidance = family.guidance(config.sampling)
+        self._numerics = Numerics(batched_cfg=config.actor.cfg == "batched")
+        self._trained = what_is_trained(config, family)
+        self.adapter_config = self._trained.adapter_config
+        transformer = family.empty_transformer(self._trained.base_dtype)
+        self._trained.attach(transformer)
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
@@ -59,55 +62,56 @@ class FSDPActor:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
         fill_from_files(transformer, Path(config.model.path) / "transformer", device)
-        self._parameters = (
-            dict(transformer.named_parameters()) if self._full else lora_parameters(transformer)
-        )
-        if not self._full:
-            for name, parameter in self._parameters.items():
-                _fill(parameter, initial_value(name, parameter.shape, config.actor.lora.rank, config.seed))
+        self._parameters = self._trained.parameters(transformer)
+        for name, value in self._trained.first_values(self._parameters):
+            _fill(self._parameters[name], value)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
-        self._ema: dict[str, Tensor] = {}  # fp32, sharded like the parameters
-        if config.actor.ema_decay is not None:
-            self._ema = {
-                name: parameter.detach().to(torch.float32, copy=True)
-                for name, parameter in self._parameters.items()
-            }
+        averaged = () if config.actor.ema_decay is None else (EMA,)
+        stored = [p for p in dict.fromkeys((*policies, *averaged)) if p not in (CURRENT, REFERENCE)]
+        self._stored = {policy: self._copy() for policy in stored}  # fp32, sharded like the parameters
+        self.policies = (*stored, CURRENT)
         self._pinned = PinnedTensors()
-        trained = (self._parameters, self.optimizer_state(), self._ema)
-        self._pinned.add((local(t) for tensors in trained for t in tensors.values()), frozen=False)
+        changing = (self._parameters, self.optimizer_state(), *self._stored.values())
+        self._pinned.add((local(t) for tensors in changing for t in tensors.values()), frozen=False)
         self._pinned.add(
             (local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True
         )
         self._kept_scheduler = self._scheduler.state_dict()
-        self._updates_on_host = self._scheduler.last_epoch  # of which the host has the outcome
+        self._updates_on_host = self.updates  # of which the host has the outcome
 
-    def offload(self) -> None:
-        for module in self._transformer.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # the root stays gathered after a forward pass without gradients
+    @property
+    def updates(self) -> int:
+        return self._scheduler.last_epoch
+
+    def sleep(self) -> None:
+        self._reshard()
         self._optimizer.zero_grad()
         self._pinned.offload()
-        self._updates_on_host = self._scheduler.last_epoch
+        self._updates_on_host = self.updates
 
-    def onload(self) -> None:
+    def wake(self) -> None:
         self._pinned.onload()
 
-    def velocity(self, point: TrainingPoint, adapter: str) -> Tensor:
-        if self._pinned.offloaded:
-            raise RuntimeError("the actor is offloaded: onload() it before use")
+    @property
+    def transformer(self) -> nn.Module:
+        return self._transformer
+
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
+        self._require_awake()
         dtype = getattr(torch, self._config.actor.dtype)
-        with self._adapter(adapter):
+        with self._under(policy):
             return self._family.velocity(
                 self._transformer,
                 point.latents,
                 point.timesteps,
-                point.text.in_dtype(dtype),
-                None if point.negative is None else point.negative.in_dtype(dtype),
-                self._config.sampling.true_cfg_scale,
-                batched=self._config.actor.cfg == "batched",
+                _in_dtype(point.conditions, dtype),
+                None if point.negative is None else _in_dtype(point.negative, dtype),
+                self._guidance,
+                self._numerics,
             )
 
     def apply_gradients(self) -> tuple[float, float]:
+        self._require_awake()
         norm = torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self._config.actor.optimizer.max_grad_norm
         )
@@ -118,33 +122,32 @@ class FSDPActor:
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
-        if self._ema:
-            decay = ema_decay(
-                self._scheduler.last_epoch, self._config.actor.ema_decay
-            )  # last_epoch: optimizer steps so far
-            update_ema(_locals(self._ema), _locals(self._parameters), decay)
         return norm, lr
 
-    def trained(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._parameters.items():
-            yield name, parameter.detach().to(dtype or parameter.dtype).full_tensor()
+    def weights(
+        self, policy: str = CURRENT, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._tensors(policy).items():
+            yield name, tensor.detach().to(dtype or tensor.dtype).full_tensor()
 
-    def lora_state(self) -> dict[str, Tensor]:
-        return dict(self.trained())
+    def load(self, policy: str, state: Mapping[str, Tensor]) -> None:
+        _load(self._tensors(policy), state)
 
-    def load_lora_state(self, state: dict[str, Tensor]) -> None:
-        _load(self._parameters, state)
-
-    def ema_state(self) -> dict[str, Tensor] | None:
-        return {name: tensor.full_tensor() for name, tensor in self._ema.items()} or None
-
-    def load_ema_state(self, state: dict[str, Tensor]) -> None:
-        _load(self._ema, state)
+    @torch.no_grad()
+    def blend(self, blend: Blend) -> None:
+        source = self._tensors(blend.source)
+        for name, tensor in self._tensors(blend.policy).items():
+            value = local(source[name]).to(tensor.dtype)
+            if blend.decay == 0:
+                local(tensor).copy_(value)  # exactly, which a weighted mean need not be
+            else:
+                local(tensor).lerp_(value, 1 - blend.decay)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
 
     def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        self._require_awake()
         return (
             (name, t.full_tensor() if isinstance(t, DTensor) else t)
             for name, t in self.optimizer_state().items()
@@ -155,10 +158,17 @@ class FSDPActor:
         return optimizer_tensors(self._optimizer, self._parameters)
 
     def sharded_state(self) -> dict[str, Tensor]:
-        weights = (
-            {name: parameter.detach() for name, parameter in self._parameters.items()} if self._full else {}
-        )
-        return weights | self.optimizer_state()
+        self._require_awake()
+        return self._sharded_weights() | self.optimizer_state()
+
+    def _sharded_weights(self) -> dict[str, Tensor]:
+        """Of every policy, where weights are trained: adapters are saved as such."""
+        if self.adapter_config is not None:
+            return {}
+        stored = {
+            f"{policy}/{name}": t for policy, tensors in self._stored.items() for name, t in tensors.items()
+        }
+        return {name: parameter.detach() for name, parameter in self._parameters.items()} | stored
 
     def scheduler_state(self) -> dict[str, Any]:
         return {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"}
@@ -172,34 +182,67 @@ class FSDPActor:
 
     def keep(self) -> None:
         self._pinned.keep()
-        self._updates_on_host = self._scheduler.last_epoch
+        self._updates_on_host = self.updates
         self._kept_scheduler = self.scheduler_state()
 
     def rollback(self) -> None:
         if self._updates_on_host != self._kept_scheduler["last_epoch"]:
-            raise RuntimeError("what was kept is gone: the actor was updated and offloaded since")
+            raise RuntimeError("what was kept is gone: the actor was updated and put to sleep since")
         self._optimizer.zero_grad()
         self._pinned.restore()
         self.load_scheduler_state(self._kept_scheduler)
 
+    def _require_awake(self) -> None:
+        """What sleeps has no memory: to read it does not raise, it ends the process."""
+        if self._pinned.offloaded:
+            raise RuntimeError("the actor is asleep: wake() it before use")
+
+    def _tensors(self, policy: str) -> Mapping[str, Tensor]:
+        """The sharded tensors of a policy. Raises ValueError for one that is not held."""
+        if policy not in self.policies:
+            raise ValueError(f"the actor holds no policy {policy!r}; it holds {', '.join(self.policies)}")
+        self._require_awake()
+        return self._parameters if policy == CURRENT else self._stored[policy]
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: p.detach().to(torch.float32, copy=True) for name, p in self._parameters.items()}
+
     @contextmanager
-    def _adapter(self, adapter: str) -> Iterator[None]:
-        """Evaluate under an adapter set for the length of a `with` block."""
-        if adapter not in (CURRENT, REFERENCE):
-            raise ValueError(f"unknown adapter set {adapter!r}")
-        if self._full:
-            if adapter == REFERENCE:
-                raise ConfigError(
-                    "the algorithm needs the reference, the model without its adapter: set actor.train=lora"
-                )
+    def _under(self, policy: str) -> Iterator[None]:
+        """Predict as a policy does, for the length of a `with` block."""
+        if policy == CURRENT:
             yield
-            return
-        if adapter == REFERENCE:
-            self._transformer.disable_adapters()
-        try:
-            yield
-        finally:
-            self._transformer.enable_adapters()
+        elif policy == REFERENCE:
+            with self._trained.left_out(self._transformer):
+                yield
+        else:
+            current = {name: tensor.clone() for name, tensor in _locals(self._parameters).items()}
+            self._put(_locals(self._tensors(policy)))
+            try:
+                yield
+            finally:
+                self._put(current)
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        """This rank's parts of what is trained, by value: autograd and the optimizer keep their tensors."""
+        self._reshard()
+        for name, parameter in self._parameters.items():
+            local(parameter.detach()).copy_(values[name])
+
+    def _reshard(self) -> None:
+        """Let go of gathered weights: the root keeps its own after a forward pass."""
+        for module in self._transformer.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _in_dtype(conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks and token ids stay as they are."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in conditions.items()
+    }
 
 
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
@@ -224,7 +267,7 @@ def _fill(sharded: DTensor, value: Tensor) -> None:
 
 
 def _locals(sharded: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: local(tensor) for name, tensor in sharded.items()}
+    return {name: local(tensor.detach()) for name, tensor in sharded.items()}
 
 
 def _difference(given: Iterable[str], expected: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from omnirl_hpc.checkpoints.files import find_checkpoint, read_state, whole_steps, write_text
 from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.policies import CURRENT, EMA, policy_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,16 +42,23 @@ def step_or_best(text: str) -> int | str:
     return text if text == "best" else int(text)
 
 
-def find_run_adapter(checkpoints: Path, step: int | str | None, ema: bool = False) -> tuple[int, Path]:
-    """The adapter in the checkpoint that `find_run_checkpoint` finds: (step, folder). Raises as that does.
-
-    Raises ConfigError where the EMA adapter is asked for, and the run has none.
+def find_run_adapters(checkpoints: Path, step: int | str | None) -> tuple[int, dict[str, Path]]:
+    """The adapters in the checkpoint that `find_run_checkpoint` finds: (step, policy -> folder), the current
+    one last. Raises as that does.
     """
     step, path = find_run_checkpoint(checkpoints, step)
-    folder = path / ("ema" if ema else "adapter")
-    if adapter_file(folder) is None:
-        raise ConfigError(f"{path} has no EMA adapter: the run was made without actor.ema_decay")
-    return step, folder
+    folders = {policy_of(file.parent.name): file.parent for file in sorted(path.glob(f"*/{PEFT_FILE}"))}
+    return step, {policy: folders[policy] for policy in sorted(folders, key=lambda p: (p == CURRENT, p))}
+
+
+def find_run_adapter(checkpoints: Path, step: int | str | None, policy: str = CURRENT) -> tuple[int, Path]:
+    """One of them: (step, folder). Raises ConfigError for a policy that the run does not keep."""
+    step, folders = find_run_adapters(checkpoints, step)
+    if policy not in folders:
+        path = find_run_checkpoint(checkpoints, step)[1]
+        hint = ": the run was made without actor.ema_decay" if policy == EMA else ""
+        raise ConfigError(f"{path} has no adapter of the policy {policy}{hint}; it has: {', '.join(folders)}")
+    return step, folders[policy]
 
 
 def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int, Path]:

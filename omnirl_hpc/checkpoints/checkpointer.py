@@ -1,9 +1,10 @@
 """Checkpoints: written whole or not at all, found whole or not at all.
 
     checkpoints/step_000010/    state after 10 steps
-        adapter/                the policy's LoRA in PEFT's format, fp32 master weights
-        ema/                    the same of its running mean, where one is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights too, instead of adapter/
+        adapter/                the current policy's LoRA in PEFT's format, fp32 master weights
+        ema/, old/, …           the same of every other policy that is kept
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights
+                                of all policies too, instead of the folders above
         state.json              step, data cursor, algorithm, schedule, configuration, versions
         manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
                                 checkpoint whole
@@ -48,8 +49,8 @@ from omnirl_hpc.checkpoints.files import (
     writer,
 )
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError
-from omnirl_hpc.launch.agreement import gather
+from omnirl_hpc.errors import CheckpointError, LockLostError
+from omnirl_hpc.launch.agreement import gather, raise_on_all_ranks
 
 log = logging.getLogger(__name__)
 
@@ -66,21 +67,30 @@ class CheckpointContent:
     step: int  # finished steps
     adapters: dict[
         str, dict[str, Tensor]
-    ]  # full tensors by folder: `adapter`, `ema`; empty where all weights are trained
+    ]  # full tensors by folder: `adapter`, `ema`, `old`; empty where all weights are trained
     sharded: dict[str, Tensor]  # of the optimizer, and all weights where these are trained
     state: dict[str, Any]  # JSON
-    peft_config: dict[str, Any]
+    peft_config: dict[str, Any] | None  # of the adapters
     best: int | None = None  # the step whose checkpoint stays whatever its age
 
 
 class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
-    No other job may write to the folder (RunLock): what a killed save left there is cleared away at once.
+    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
+    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away at once.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, rank: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        rank: int,
+        timeout_seconds: float,
+        require_lock: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._require_lock = require_lock
         self._config = config
         self._rank = rank
         # Groups of their own: the messages of a background save must mix neither with training's nor with
@@ -163,7 +173,7 @@ class Checkpointer:
         step: int,
         adapters: dict[str, dict[str, Tensor]],
         state: dict[str, Any],
-        peft_config: dict[str, Any],
+        peft_config: dict[str, Any] | None,
     ) -> None:
         if self._rank == 0:
             for folder, lora in adapters.items():
@@ -221,6 +231,9 @@ class Checkpointer:
         """Do `action` on every rank and agree on its success, so that no rank waits for one that failed; what
         each returned.
         """
+        raise_on_all_ranks(
+            self._require_lock, LockLostError, self._agreement
+        )  # then nothing is undone either
         result = error = None
         try:
             result = action()
@@ -280,7 +293,7 @@ class Checkpointer:
         goes another way.
         """
         dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
-        dist.barrier(self._agreement)
+        raise_on_all_ranks(self._require_lock, LockLostError, self._agreement)
         if self._rank == 0:
             step = read_state(path)["step"]
             for later in steps_in(self._folder):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,11 @@ from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
-from omnirl_hpc.data.sampler import GroupSampler
-from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.lora import peft_config
-from omnirl_hpc.residency import Residency
-from omnirl_hpc.rollout.engine import RolloutEngine
+from omnirl_hpc.policies import label
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.sources.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +40,13 @@ class RunState:
         run: RunDirectory,
         checkpointer: Checkpointer,
         actor: Actor,
-        engine: RolloutEngine,
         algorithm: Algorithm,
-        sampler: GroupSampler,
+        source: Source,
         residency: Residency,
         timer: PhaseTimer,
     ) -> None:
         self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
-        self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
+        self._actor, self._algorithm, self._source = actor, algorithm, source
         self._residency, self._timer = residency, timer
         self.unevaluated: dict[str, Any] | None = (
             None  # the metrics of the last step, where a stop came in its evaluation
@@ -68,11 +65,11 @@ class RunState:
 
         Returns the first step to do.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:
-                self._load_adapters(Path(adapter), Path(adapter))
+                self._load_adapters(lambda policy: Path(adapter))
             step = 0
         else:
             step = self._load(path)
@@ -112,7 +109,7 @@ class RunState:
         """Undo the partial step and save the state at its start; in an evaluation, the state that was to be
         evaluated.
         """
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._actor.rollback()
         self._save()
         self._checkpointer.wait()
@@ -128,22 +125,21 @@ class RunState:
         self._between_steps = {
             "step": step,
             "algorithm": self._algorithm.state_dict(),
-            "cursor": self._sampler.cursor,
+            "source": self._source.state_dict(),
             "best": None if self._best["step"] is None else self._best,
             "unevaluated": self.unevaluated,
         }
 
     def _save_with_actor_on_device(self) -> None:
-        self._residency.to_actor()
+        self._residency.give_to(ACTOR)
         self._save()
-        self._residency.to_engine()
+        self._residency.give_to(ROLLOUT)
 
     def _save(self) -> None:
         step, evaluated = self._between_steps["step"], self._between_steps["unevaluated"] is None
         if self._saved == (step, evaluated):
             return
         with self._timer.phase("checkpoint"):
-            config = self._loaded.config
             self._checkpointer.save(
                 CheckpointContent(
                     step=step,
@@ -152,13 +148,11 @@ class RunState:
                     state={
                         **self._between_steps,
                         "schedule": self._actor.scheduler_state(),
-                        "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
-                        "prompts": fingerprint(config.data.prompts),
                         "config": self._loaded.to_yaml(),
                         "omnirl_hpc": __version__,
                         "world_size": dist.get_world_size(),
                     },
-                    peft_config=peft_config(config.actor.lora, self._actor.lora_targets),
+                    peft_config=self._actor.adapter_config,
                     best=self._best["step"],
                 )
             )
@@ -168,18 +162,11 @@ class RunState:
     def _load(self, path: Path) -> int:
         state = read_state(path)  # before `load`, which puts later checkpoints aside
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
-        prompts = self._loaded.config.data.prompts
-        if state["prompts"] != fingerprint(prompts):
-            raise ConfigError(
-                f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
-            )
+        self._source.load_state_dict(_source_state(state))
         self._checkpointer.load(path, self._actor.sharded_state())
-        if self._loaded.config.actor.train == "lora":
-            self._load_adapters(path / "adapter", path / "ema")
+        self._load_adapters(lambda policy: path / label(policy))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
-        self._sampler.cursor = state["cursor"]
-        self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
         best = state.get("best")
         if (
             best and checkpoint_path(path.parent, best["step"]).exists()
@@ -191,26 +178,19 @@ class RunState:
         return state["step"]
 
     def _adapters(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint has as adapters, by folder."""
-        if self._loaded.config.actor.train == "full":
-            return {}
-        ema = self._actor.ema_state()
-        return {"adapter": self._actor.lora_state()} | ({} if ema is None else {"ema": ema})
+        """What a checkpoint has as adapters, by folder: one for each policy."""
+        return {label(policy): dict(self._actor.weights(policy)) for policy in self._adapted()}
 
-    def _load_adapters(self, adapter: Path, ema: Path) -> None:
-        self._actor.load_lora_state(load_adapter(adapter))
-        if self._loaded.config.actor.ema_decay is not None:
-            self._actor.load_ema_state(load_adapter(ema))
+    def _load_adapters(self, folder: Callable[[str], Path]) -> None:
+        """folder: of a policy."""
+        for policy in self._adapted():
+            self._actor.load(policy, load_adapter(folder(policy)))
+
+    def _adapted(self) -> tuple[str, ...]:
+        """The policies that are adapters; all others are among the actor's sharded tensors."""
+        return () if self._actor.adapter_config is None else self._actor.policies
 
 
-def fingerprint(path: str) -> str:
-    """Tells one file from another without reading all of it: its size, its first and last MiB (where parquet
-    has its footer).
-    """
-    size, block = Path(path).stat().st_size, 1 << 20
-    with open(path, "rb") as file:
-        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-        digest.update(file.read(block))
-        file.seek(max(0, size - block))
-        digest.update(file.read(block))
-    return digest.hexdigest()
+def _source_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds of the source; up to version 0.1.0 it lay beside the rest."""
+    return state["source"] if "source" in state else state

@@ -23,6 +23,7 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.run_directory import RunDirectory
 
 
@@ -38,7 +39,10 @@ def run(arguments: Sequence[str]) -> None:
         "--step", type=step_or_best, metavar="N", help="the checkpoint of this step, or `best`"
     )
     parser.add_argument(
-        "--ema", action="store_true", help="the running mean of the adapter (actor.ema_decay)"
+        "--policy",
+        default=CURRENT,
+        metavar="NAME",
+        help="another policy that the run keeps: ema (actor.ema_decay), or one of its algorithm's, such as old",
     )
     parser.add_argument(
         "--merge", action="store_true", help="add it to the weights and write the whole transformer"
@@ -54,10 +58,9 @@ def run(arguments: Sequence[str]) -> None:
     model = [f"model.path={options.model}"] if options.model else []
     config = load_run_config(run_directory.config, model, unused=("algorithm", "reward")).config
     full = config.actor.train == "full"
-    if full and (options.merge or options.ema):
-        raise ConfigError(
-            f"--{'merge' if options.merge else 'ema'} is for adapters, and {options.run} trains all weights: drop it"
-        )
+    if full and (options.merge or options.policy != CURRENT):
+        option = "--merge" if options.merge else f"--policy {options.policy}"
+        raise ConfigError(f"{option} is for adapters, and {options.run} trains all weights: drop it")
     if (full or options.merge) and not (Path(config.model.path) / "transformer").is_dir():
         needing = "--merge" if options.merge else "a run that trains all weights"
         raise ConfigError(
@@ -68,20 +71,20 @@ def run(arguments: Sequence[str]) -> None:
     if full:
         export_weights(run_directory, options.out, config, options.step)
     else:
-        export_adapter(run_directory, options.out, config, options.step, options.ema, options.merge)
+        export_adapter(run_directory, options.out, config, options.step, options.policy, options.merge)
 
 
 def export_adapter(
-    run_directory: RunDirectory, out: Path, config: Config, step: int | None, ema: bool, merge: bool
+    run_directory: RunDirectory, out: Path, config: Config, step: int | None, policy: str, merge: bool
 ) -> None:
-    step, folder = find_run_adapter(run_directory.checkpoints, step, ema)
+    step, folder = find_run_adapter(run_directory.checkpoints, step, policy)
     lora, settings = load_adapter(folder), read_adapter_config(folder)
     with whole_folder(out) as partial:
         if merge:
             write_merged(partial, config, lora)
         else:
             save_diffusers_adapter(partial, lora, settings)
-    what = f"{'EMA ' if ema else ''}adapter after {step} steps"
+    what = f"adapter of the policy {policy} after {step} steps"
     use = (
         f"transformer=….from_pretrained({str(out)!r})"
         if merge

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from omnirl_hpc.checks.levers import changes_that_divide, changes_that_fit, show
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import NO_PATHS, load_config
@@ -25,7 +26,6 @@ from omnirl_hpc.planning.estimate import (
     with_residency,
 )
 from omnirl_hpc.planning.gpus import GIB, GPUS, Gpu, find_gpu
-from omnirl_hpc.checks.levers import changes_that_divide, changes_that_fit, show
 from omnirl_hpc.planning.residency import SAFE_SHARE, choose_residency
 from omnirl_hpc.planning.speed import step_flops, step_seconds
 

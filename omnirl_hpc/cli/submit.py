@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from omnirl_hpc.checks.data import check_prompts
-from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, one_of, require
 
 LAUNCHERS = ("srun", "torchrun", "pmix", "mpirun")  # as in sbatch/common.sh
 USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
@@ -47,7 +47,7 @@ class Request:
     launcher: str = "srun"
     container: str = ""
     binds: str = ""
-    python: str = ""  # the default of sbatch/common.sh
+    python: str = ""  # the one that submits; in a container its own
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -60,9 +60,7 @@ def run(arguments: Sequence[str]) -> None:
     if dry_run:
         print(script, end="")
         return
-    Path("logs").mkdir(
-        exist_ok=True
-    )  # Slurm ends a job without a word where the folder of --output is missing
+    make_log_folder()
     jobs: list[str] = []
     for number in range(request.chain):
         jobs.append(submit(script, jobs))
@@ -89,7 +87,7 @@ def render(request: Request, overrides: Sequence[str]) -> str:
             f"checkpoint.resume_step={config.checkpoint.resume_step} and chain={request.chain}: every job of the chain would go back "
             "to that step; submit one job with it first, then the chain"
         )
-    check_request(request)
+    check_request(request, config.stop_before)
     check(config, request.nodes * request.ranks_per_node)
     check_prompts(config)
     name = request.job_name or loaded.choices["recipe"]
@@ -115,12 +113,15 @@ def render(request: Request, overrides: Sequence[str]) -> str:
         "LAUNCHER": request.launcher,
         "CONTAINER": request.container,
         "BINDS": request.binds,
-        "PYTHON": request.python,
+        "PYTHON": request.python or ("" if request.container else sys.executable),
+        "OMNIRL_ROOT": checkout() or "",
         "MAX_REQUEUES": 0 if request.chain > 1 else "",  # a chain goes on in the next job
     }
     ours = ("recipe=", "run_dir=", "model.path=", "data.prompts=")
     rest = [override for override in overrides if not override.startswith(ours)]
-    header = [f"#SBATCH --{option}={value}" for option, value in options.items() if value != ""]
+    header = [
+        f"#SBATCH --{option}={header_word(str(value))}" for option, value in options.items() if value != ""
+    ]
     header += ["#SBATCH --requeue"] if request.chain == 1 else []
     exports = [f"{knob}={shlex.quote(str(value))}" for knob, value in knobs.items() if value != ""]
     common = (script_folder() / "common.sh").read_text()
@@ -129,24 +130,43 @@ def render(request: Request, overrides: Sequence[str]) -> str:
     )
 
 
-def check_request(request: Request) -> None:
+def check_request(request: Request, stop_before: float) -> None:
     """Raise ConfigError for what Slurm or the job script would refuse, as far as a login node can know."""
     one_of("launcher", request.launcher, LAUNCHERS)
     for field in fields(request):
         value = str(getattr(request, field.name))
-        if field.name not in ("container", "binds", "python") and any(
-            character.isspace() for character in value
-        ):
-            raise ConfigError(f"{field.name}={value} has a space, which ends the value on a line of #SBATCH")
+        require(value.isprintable(), f"{field.name}={value!r} has characters that cannot be printed")
     require(
-        request.warning < seconds_of(request.time),
-        f"warning={request.warning} (seconds) must be less than time={request.time}",
+        "/" not in request.job_name,
+        f"job_name={request.job_name} has a slash: Slurm names the log after the job",
     )
+    for key, seconds in (("warning", request.warning), ("stop_before", stop_before)):
+        require(
+            seconds < seconds_of(request.time),
+            f"{key}={seconds:g} (seconds) must be less than time={request.time}",
+        )
     here = (
         {"container": request.container} if request.container else {"python": request.python}
     )  # a container has its own python
     for key, value in here.items():
         require("/" not in value or "://" in value or Path(value).exists(), f"{key}={value} does not exist")
+
+
+def make_log_folder() -> None:
+    """Slurm ends a job without a word where the folder of --output is missing."""
+    try:
+        Path("logs").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{Path('logs').absolute()}, where the job's log goes, cannot be made: {error.strerror}"
+        ) from None
+
+
+def header_word(text: str) -> str:
+    """A value on a line of #SBATCH: Slurm ends it at a space or a #, and reads quotes and backslashes."""
+    if not set(text) & set(" #'\"\\"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def seconds_of(time: str) -> float:
@@ -188,3 +208,9 @@ def script_folder() -> Path:
     raise ConfigError(
         f"the installation is incomplete: no sbatch/common.sh in {package} or beside it; install again"
     )
+
+
+def checkout() -> Path | None:
+    """The folder whose code runs now, where that is a checkout: the job runs the same, wherever it is submitted."""
+    folder = script_folder().parent
+    return folder if (folder / "omnirl_hpc").is_dir() else None

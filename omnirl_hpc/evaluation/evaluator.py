@@ -1,16 +1,16 @@
-"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+"""Makes and scores the images of policies: the same prompts and initial noise for each, ODE steps alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -20,37 +20,34 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import raise_on_all_ranks
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.models import ModelFamily
-from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.mix import RewardMix
-from omnirl_hpc.roll_out import roll_out
-from omnirl_hpc.rollout.embeddings import EmbeddingCache
-from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.rollout.requests import make_requests, text_length
-from omnirl_hpc.run_directory import writing
-from omnirl_hpc.sampling.trajectories import Trajectories
-from omnirl_hpc.sampling.windows import Window
+from omnirl_hpc.metrics.media_files import picture_suffix, write_media
+from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.policies import CURRENT, REFERENCE, label
+from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.rewards.reward import metadata_columns
+from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.rollout.requests import condition_width
+from omnirl_hpc.run_directory import RunDirectory, writing
+from omnirl_hpc.sampling.samples import Samples
+from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
 
 NO_STEP = -1  # stands for the training step in the identity of a draw
-ODE = Window(0, 0)
 
 Lora = dict[str, Tensor]
 
 
-def collect_policies(actor: Actor, dtype: torch.dtype) -> dict[str, Lora]:
-    """What training has to compare, in the engine's dtype: `base`, `ema` where there is one, `adapter`.
-    Collective.
+def collect_policies(actor: Actor, dtype: torch.dtype, last: str = CURRENT) -> dict[str, Lora]:
+    """What training has to compare, in the engine's dtype, by label: the reference, every policy that the
+    actor holds, `last` at the end. Collective.
 
     In host memory: the device has no room for all beside the engine.
     """
-    adapter, ema = on_host(actor.lora_state(), dtype), actor.ema_state()
-    policies = {"base": without_effect(adapter)}
-    if ema is not None:
-        policies["ema"] = on_host(ema, dtype)
-    return policies | {"adapter": adapter}
+    held = {policy: on_host(dict(actor.weights(policy)), dtype) for policy in actor.policies}
+    ordered = [*(policy for policy in held if policy != last), last]
+    return {label(REFERENCE): without_effect(held[CURRENT])} | {label(p): held[p] for p in ordered}
 
 
 def on_host(lora: Lora, dtype: torch.dtype) -> Lora:
@@ -63,12 +60,27 @@ def without_effect(lora: Lora) -> Lora:
     return {name: torch.zeros_like(tensor) for name, tensor in lora.items()}
 
 
+def make_evaluator(
+    config: Config,
+    family: ModelFamily,
+    layout: Layout,
+    device: torch.device,
+    generation: Generation | NoGeneration,
+    run: RunDirectory,
+) -> Evaluator | None:
+    """None where evaluation.every is 0."""
+    if isinstance(generation, NoGeneration) or not config.evaluation.every:
+        return None
+    return Evaluator(config, family, layout, device, generation, run.evaluation, run.writing)
+
+
 class Evaluator:
     """Compares policies with the engine, which must have the device and keeps the last one's adapter. All
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/ and ema/ with the same; comparison.md, a table, and comparison.jpg, side by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg,
+                                  side by side
 
     What is there already from the same adapter and settings is not made again.
     """
@@ -79,12 +91,14 @@ class Evaluator:
         family: ModelFamily,
         layout: Layout,
         device: torch.device,
-        engine: RolloutEngine,
-        embed: EmbeddingCache,
-        rewards: RewardMix,
+        generation: Generation,
         folder: Path,
+        writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
-        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        """writing: entered around every write to `folder` (RunDirectory.writing).
+
+        Raises DataError for prompts that cannot be used: now, and not at the first evaluation.
+        """
         evaluation = config.evaluation
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
@@ -93,9 +107,10 @@ class Evaluator:
         # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._embed, self._rewards, self._folder = embed, rewards, folder
-        table = PromptTable(evaluation.prompts or config.data.prompts)
+        self._layout, self._device, self._generation = layout, device, generation
+        self._folder, self._writing = folder, writing
+        path = evaluation.prompts or config.data.prompts
+        table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]
@@ -108,10 +123,18 @@ class Evaluator:
             "samples_per_prompt": evaluation.samples_per_prompt,
             "num_inference_steps": evaluation.num_inference_steps,
             "true_cfg_scale": config.sampling.true_cfg_scale,
-            "text_length": text_length(config, family, self._groups),
+            "text_length": condition_width(config, family, self._groups),
             "size": [config.model.height, config.model.width],
             "seed": evaluation.seed,
         }
+
+    def is_due(self, step: int) -> bool:
+        """After `step` steps of training."""
+        return step % self._config.evaluation.every == 0 or step == self._config.steps
+
+    def collect(self, actor: Actor, last: str) -> dict[str, Lora]:
+        """See `collect_policies`."""
+        return collect_policies(actor, getattr(torch, self._config.rollout.dtype), last)
 
     @property
     def measure(self) -> str:
@@ -123,8 +146,7 @@ class Evaluator:
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
-        requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
-        return [replace(request, window=ODE) for request in requests]
+        return self._generation.requests(self._config, NO_STEP, self._groups, window=None)
 
     def compare(
         self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]
@@ -137,7 +159,7 @@ class Evaluator:
         results = []
         for policy, lora in policies.items():
             checksum = self._deliver(lora, step)
-            folder = policy if policy == "base" else f"{place}/{policy}"
+            folder = policy if policy == label(REFERENCE) else f"{place}/{policy}"
             results.append(
                 {"policy": policy, "folder": folder, **self._evaluate(folder, checksum, requests, check_stop)}
             )
@@ -149,7 +171,7 @@ class Evaluator:
         than that.
         """
         return deliver_lora(
-            self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
+            self._generation.engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
         ).checksum
 
     def _evaluate(
@@ -160,18 +182,11 @@ class Evaluator:
         dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
         if result[0] is not None and result[0]["settings"] == settings:
             return result[0]
-        batch = roll_out(
-            self._engine,
-            self._rewards,
-            self._layout,
-            requests,
-            self._groups,
-            check_stop,
-            settings["num_inference_steps"],
-        )
-        scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
-        self._write(lambda: self._save_images(folder, batch))
-        result = {"settings": settings, **self._scores(scored)}
+        num_steps = self._config.evaluation.num_inference_steps
+        batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
+        scored = self._generation.score(batch, self._forgiving)
+        self._write(lambda: self._save_media(folder, batch))
+        result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
         return result
 
@@ -181,23 +196,23 @@ class Evaluator:
         """
 
         def write() -> None:
-            with writing(self._folder):
-                if here:
+            if here:
+                with self._writing(self._folder):
                     action()
 
-        together(write, OutputError)
+        raise_on_all_ranks(write, OutputError)
 
-    def _save_images(self, folder: Path, batch: Trajectories) -> None:
+    def _save_media(self, folder: Path, batch: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
-            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(folder / _file(group, sample))
+        for i, (group, sample) in enumerate(zip(batch.group.tolist(), batch.sample.tolist())):
+            write_media(folder / _file_stem(group, sample), batch.media[i : i + 1])
 
-    def _scores(self, scored: ScoredStep) -> dict[str, Any]:
+    def _scores(self, scored: ScoredStep, suffix: str) -> dict[str, Any]:
         """The same on every rank: samples are ordered by prompt, and all are there."""
         valid = scored.rewards[scored.mask]
         samples = [
             {
-                "file": _file(group, i % self._config.evaluation.samples_per_prompt),
+                "file": _file_stem(group, i % self._config.evaluation.samples_per_prompt) + suffix,
                 "prompt": self._groups[group].prompt.prompt,
                 "id": self._groups[group].prompt.id,
                 "reward": reward if counts else None,
@@ -222,5 +237,5 @@ def _definition(part: RewardPartConfig) -> dict[str, str]:
     return {name: str(getattr(part, name)) for name in sorted(names)}
 
 
-def _file(group: int, sample: int) -> str:
-    return f"{group:04d}_{sample:02d}.png"
+def _file_stem(group: int, sample: int) -> str:
+    return f"{group:04d}_{sample:02d}"

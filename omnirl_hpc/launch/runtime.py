@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+
+from omnirl_hpc.launch.node_local import use_private_folder
+
+log = logging.getLogger(__name__)
 
 
 def forbid_downloads() -> None:
@@ -10,9 +15,14 @@ def forbid_downloads() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def prepare_process(threads_per_rank: int) -> None:
-    """Fix torch's thread count, forbid hub downloads, silence loading bars."""
+def prepare_process(threads_per_rank: int, local_rank: int = 0) -> None:
+    """Fix torch's thread count and the place of temporary files, forbid hub downloads, silence loading bars.
+
+    Raises ConfigError where the node has no safe place for temporary files.
+    """
     forbid_downloads()
+    if (said := use_private_folder(os.environ)) and local_rank == 0:
+        log.warning("temporary files: %s", said)
     import diffusers
     import torch
     import transformers

@@ -1,8 +1,3 @@
-"""Model families: one file each. A family says what the actor runs, what the engine runs, and where LoRA
-goes.
+"""Model families: one folder each. A family says what the actor runs, what the engine runs, where LoRA goes,
+and which checkpoints it can train (spec.py, without torch).
 """
-
-from omnirl_hpc.models.family import ModelFamily
-from omnirl_hpc.models.qwen_image.family import QwenImage
-
-__all__ = ["ModelFamily", "QwenImage"]

@@ -48,11 +48,8 @@ pre.settings { columns: 3; } .comparison { max-width: 100%; max-height: 1100px; 
 """
 
 
-def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write the page, whole or not at all, to `out` or RUN/report.html. Raises ConfigError where the folder
-    holds no run.
-    """
-    records = RunRecords.read(run_dir)
+def write_report(records: RunRecords, out: Path | None = None) -> Path:
+    """Write the page, whole or not at all, to `out` or RUN/report.html."""
     out = out or records.run.path / "report.html"
     temporary = out.with_name(out.name + ".tmp")
     temporary.write_text(render(records), encoding="utf-8")  # as the page says, whatever the locale
@@ -290,7 +287,8 @@ def evaluation(records: RunRecords) -> str:
             heading = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
             return (
-                f"<p>After {done} steps, on fixed prompts from fixed noise.</p><table><tr>{heading}</tr>{lines}</table>"
+                f"<p>After {done} steps, on fixed prompts from fixed "
+                f"noise.</p><table><tr>{heading}</tr>{lines}</table>"
                 f'<p><img class="comparison" src="{source}" alt="images of the policies side by side"></p>'
             )
     return ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from omnirl_hpc.config.schema import RewardConfig
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.runner import Scores
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ScoredStep:
         return self.mask.float() / counts.clamp(min=1)[update]
 
 
-def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: RewardConfig) -> ScoredStep:
+def gather_scores(scores: dict[str, Scores], batch: Samples, config: RewardConfig) -> ScoredStep:
     """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no
     reward.
 
@@ -65,7 +65,8 @@ def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: Reward
             f"reward {name} gave no finite score for {count}" for name, count in failed.items() if count
         )
         raise RewardError(
-            f"{counts} of {len(rewards)} samples, more than reward.max_failed_fraction={config.max_failed_fraction} allows"
+            f"{counts} of {len(rewards)} samples, more than "
+            f"reward.max_failed_fraction={config.max_failed_fraction} allows"
             + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
     seconds = sum(part.seconds for part in scores.values())

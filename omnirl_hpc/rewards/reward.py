@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import RewardConfig, RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 
 
@@ -17,8 +18,18 @@ from omnirl_hpc.data.prompts import Prompt
 class RewardBatch:
     """B samples to score."""
 
-    images: np.ndarray  # [B, H, W, 3] uint8
+    frames: np.ndarray  # [B, F, H, W, 3] uint8; F = 1: images
     prompts: list[Prompt]
+    audio: np.ndarray | None = None  # [B, channels, T] fp32
+    fps: float = 0.0  # frames a second
+    sample_rate: int = 0  # of the sound, in Hz
+
+    @property
+    def images(self) -> np.ndarray:
+        """[B, H, W, 3] uint8. Raises ValueError for videos."""
+        if self.frames.shape[1] != 1:
+            raise ValueError(f"samples are videos of {self.frames.shape[1]} frames, not images")
+        return self.frames[:, 0]
 
 
 class Reward(ABC):
@@ -33,6 +44,7 @@ class Reward(ABC):
         RewardPartConfig  # a dataclass: what may be set, and its defaults
     )
     needs_target: ClassVar[bool] = False  # every prompt must have one
+    metadata: ClassVar[tuple[str, ...]] = ()  # other columns of the prompt table, in `prompt.metadata`
     packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements
 
     def __init__(self, settings: RewardPartConfig) -> None:
@@ -41,3 +53,9 @@ class Reward(ABC):
     @abstractmethod
     def score(self, batch: RewardBatch) -> Sequence[float]:
         """One score for each sample, higher is better. NaN: this sample could not be scored."""
+
+
+def metadata_columns(config: RewardConfig) -> tuple[str, ...]:
+    """The columns of the prompt table that the rewards of a run read, beside prompt, target and id."""
+    classes = [find_class("reward", part.name) for part in config.parts.values()]
+    return tuple(dict.fromkeys(column for reward in classes for column in reward.metadata))

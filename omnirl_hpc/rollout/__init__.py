@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # only for annotations, so that versions can be checked befor
     from omnirl_hpc.config.schema import Config
     from omnirl_hpc.layout import Layout
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.models import ModelFamily
+    from omnirl_hpc.models.family import ModelFamily
     from omnirl_hpc.rollout.engine import RolloutEngine
 
 

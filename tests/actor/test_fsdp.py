@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,17 +10,19 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import FlowGRPO
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.family import Guidance, Numerics
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
-from tests.helpers import go_on, make_config, one_rank_group, run_ranks
+from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
 ALL = range(SAMPLES)
 
@@ -87,41 +90,41 @@ def test_sample_of_weight_zero_contributes_nothing(configured):
     first = gradients(actor, config, points)
     for point in points:
         point.advantages[2] = 1e6
-        point.latents[2] += 1
+        point.latents[LATENTS][2] += 1
     assert largest_difference(gradients(actor, config, points), first) == 0
     others = gradients(actor, config, make_points(config, [0, 1, 3], 3, weights))
     assert largest_difference(others, first) < 1e-6
 
 
 def test_reference_is_the_base_model(configured):
-    """Bitwise, and the adapter is on again afterwards; also with gradients through both, and after an error."""
+    """Bitwise, and the adapter is on again afterwards; with gradients through both, and after an error."""
     config = configured()
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
-    before = actor.velocity(point, CURRENT)
-    reference = actor.velocity(point, REFERENCE).detach()
-    after = actor.velocity(point, CURRENT)
+    before = actor.velocity(point, CURRENT)[LATENTS]
+    reference = actor.velocity(point, REFERENCE)[LATENTS].detach()
+    after = actor.velocity(point, CURRENT)[LATENTS]
     family = QwenImage(config.model)
     with torch.no_grad():
         expected = family.velocity(
             family.load_transformer(torch.float32),
             point.latents,
             point.timesteps,
-            point.text,
+            point.conditions,
             point.negative,
-            4.0,
-            batched=False,
-        )
+            Guidance({"text": 4.0}),
+            Numerics(),
+        )[LATENTS]
     assert torch.equal(reference, expected)
     assert torch.equal(before, after)
     assert float((before - reference).detach().abs().max()) > 1e-3
     after.sum().backward()
     assert sum(p.grad is not None for p in actor._parameters.values()) > 40
 
-    with pytest.raises(ValueError, match="unknown adapter set 'teacher'"):
+    with pytest.raises(ValueError, match="the actor holds no policy 'teacher'; it holds current"):
         actor.velocity(point, "teacher")
     with pytest.raises(AttributeError):
         actor.velocity(None, REFERENCE)
-    assert torch.equal(actor.velocity(point, CURRENT), before)
+    assert torch.equal(actor.velocity(point, CURRENT)[LATENTS], before)
 
 
 def test_an_update_makes_better_samples_likelier(configured):
@@ -131,6 +134,7 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
+    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     apply_gradients(actor, metrics)
     reported = metrics.reduce()
@@ -138,8 +142,8 @@ def test_an_update_makes_better_samples_likelier(configured):
     assert reported["ratio/mean"] == pytest.approx(1)
     gain = 0.0
     with torch.no_grad():
-        for point in points:
-            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - point.extras["old_log_prob"]
+        for point, before in zip(points, old):
+            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - before
             gain += float((point.weights * point.advantages * change).sum())
     assert gain > 1e-6
 
@@ -158,7 +162,7 @@ def test_kl_to_the_reference_has_plain_autograds_gradient(configured):
 def test_gradients_that_are_not_finite_stop_the_run(configured):
     config = configured()
     actor = make_actor(config)
-    before = actor.lora_state()
+    before = dict(actor.weights())
     before = {name: tensor.clone() for name, tensor in before.items()}
     for value in (math.nan, math.inf):
         for parameter in actor._parameters.values():
@@ -168,7 +172,7 @@ def test_gradients_that_are_not_finite_stop_the_run(configured):
             NonFiniteError, match="the gradient norm is (nan|inf): the update was not applied"
         ):
             actor.apply_gradients()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.lora_state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.weights())
 
 
 def test_gradients_are_clipped_cleared_and_reported(configured):
@@ -177,7 +181,7 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
         "actor.optimizer.max_grad_norm=1e-12", "actor.optimizer.eps=1.0", "actor.optimizer.warmup_updates=2"
     )
     actor = make_actor(config)
-    before = {name: tensor.clone() for name, tensor in actor.lora_state().items()}
+    before = {name: tensor.clone() for name, tensor in actor.weights()}
     count = sum(p.numel() for p in actor._parameters.values())
     rates = []
     for _ in range(3):
@@ -191,8 +195,72 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
     # eps = 1 and clipped gradients of 1e-14: Adam takes no step, and what is left is the decay, 1 - lr * 1e-4
     # a step
     decay = math.prod(1 - lr * 1e-4 for lr in rates)
-    for name, tensor in actor.lora_state().items():
+    for name, tensor in actor.weights():
         torch.testing.assert_close(tensor, before[name] * decay, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("giving_up", ["rollback", "sleep"])
+def test_gradients_of_a_step_that_was_given_up_do_not_reach_the_next(configured, giving_up):
+    """A stop between two micro-batches leaves half an update's gradients behind."""
+    config = configured()
+    actor, points = make_actor(config), make_points(config, ALL, micro_batch=2)
+    actor.keep()
+    expected = gradients(actor, config, points)
+    accumulate_gradients(actor, FlowGRPO(config), points[:1], Accumulator(CPU), go_on, first=True)
+    assert list(actor.gradients())
+    getattr(actor, giving_up)()
+    if giving_up == "sleep":
+        actor.wake()
+    assert list(actor.gradients()) == []
+    assert largest_difference(gradients(actor, config, points), expected) == 0
+
+
+def test_a_rolled_back_update_was_never_made(configured):
+    """What is trained, the optimizer's state, the learning rate and where its schedule stands."""
+    config = configured("actor.optimizer.warmup_updates=8")
+    actor = make_actor(config)
+
+    def learn() -> float:
+        for parameter in actor._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        return actor.apply_gradients()[1]
+
+    def state() -> dict[str, torch.Tensor]:
+        whole = dict(actor.weights()) | dict(actor.full_optimizer_state())
+        return {name: tensor.clone() for name, tensor in whole.items()}
+
+    assert learn() == pytest.approx(0.01 / 8)
+    actor.keep()
+    kept = state()
+    assert [learn(), learn()] == pytest.approx([0.01 * 2 / 8, 0.01 * 3 / 8])
+    assert all(not torch.equal(tensor, kept[name]) for name, tensor in state().items())
+    actor.rollback()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state().items())
+    assert learn() == pytest.approx(0.01 * 2 / 8)
+    after = state()
+    actor.rollback()  # as often as one likes
+    assert learn() == pytest.approx(0.01 * 2 / 8)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in state().items())
+
+
+def test_a_learning_rate_schedule_goes_on_in_another_actor(configured):
+    """As in a run that is resumed: the next update is made with the rate that comes next."""
+    config = configured("actor.optimizer.warmup_updates=8")
+    first, second = make_actor(config), make_actor(config)
+    for _ in range(3):
+        for parameter in first._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        first.apply_gradients()
+    second.load(CURRENT, dict(first.weights()))
+    for name, tensor in second.sharded_state().items():
+        tensor.copy_(first.sharded_state()[name])
+    second.load_scheduler_state(json.loads(json.dumps(first.scheduler_state())))
+    for actor in (first, second):
+        for parameter in actor._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        assert actor.apply_gradients()[1] == pytest.approx(0.01 * 4 / 8)
+    after = dict(second.weights())
+    assert all(torch.equal(tensor, after[name]) for name, tensor in first.weights())
 
 
 def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
@@ -206,7 +274,11 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         points = make_points(config, rows, micro_batch=2)
         some = actor._parameters["transformer_blocks.0.attn.to_q.lora_A.weight"]
         local = some.to_local().numel() / some.numel()
-        result = {"gradients": gradients(actor, config, points), "local": local, "before": actor.lora_state()}
+        result = {
+            "gradients": gradients(actor, config, points),
+            "local": local,
+            "before": dict(actor.weights()),
+        }
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
         result["base"] = {
             k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()
@@ -214,7 +286,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
-        result |= {"metrics": metrics.reduce(), "after": actor.lora_state()}
+        result |= {"metrics": metrics.reduce(), "after": dict(actor.weights())}
         result["dtypes"] = {p.dtype for p in lora_parameters(actor._transformer).values()}
         results[name] = result
     return results
@@ -257,7 +329,7 @@ def test_two_ranks_give_the_gradients_of_one(configured):
         assert rank["bf16"]["dtypes"] == {torch.float32}
         assert rank["bf16"]["metrics"]["grad_norm"] > 0
         before, after = rank["bf16"]["before"], rank["bf16"]["after"]
-        assert before.keys() == single.lora_state().keys()
+        assert before.keys() == dict(single.weights()).keys()
         moved = {k for k in before if not torch.equal(before[k], after[k])}
         assert len(moved) > 40
         # fp32 values, not bf16 ones in fp32 clothes

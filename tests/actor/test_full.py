@@ -12,12 +12,13 @@ from torch import Tensor
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients
 from omnirl_hpc.algorithms import FlowGRPO
-from omnirl_hpc.algorithms.algorithm import CURRENT, REFERENCE
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
@@ -37,7 +38,7 @@ def group():
 
 
 def copies(actor: FSDPActor) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in actor.trained()}
+    return {name: tensor.clone() for name, tensor in actor.weights()}
 
 
 def update(actor: FSDPActor, config: Config, rows=ALL) -> None:
@@ -60,7 +61,7 @@ def test_what_is_trained_is_the_whole_transformer(group, configured):
     config = configured("actor.dtype=bfloat16", "rollout.dtype=bfloat16")
     actor, plain = make_actor(config), QwenImage(config.model).load_transformer(torch.float32)
     assert all(parameter.dtype == torch.float32 for parameter in actor._parameters.values())
-    trained = dict(actor.trained(torch.bfloat16))
+    trained = dict(actor.weights(dtype=torch.bfloat16))
     assert list(trained) == [name for name, _ in plain.named_parameters()]
     for name, parameter in plain.named_parameters():
         assert torch.equal(trained[name], parameter.to(torch.bfloat16))
@@ -74,13 +75,13 @@ def test_a_rolled_back_update_was_never_made(group, configured):
     update(actor, config)
     kept, optimizer = copies(actor), {name: tensor.clone() for name, tensor in actor.full_optimizer_state()}
     assert sum(not torch.equal(kept[name], before[name]) for name in before) > 60
-    actor.offload()
-    actor.onload()
+    actor.sleep()
+    actor.wake()
     actor.keep()
     update(actor, config)
-    assert not all(torch.equal(tensor, kept[name]) for name, tensor in actor.trained())
+    assert not all(torch.equal(tensor, kept[name]) for name, tensor in actor.weights())
     actor.rollback()
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in actor.trained())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in actor.weights())
     assert all(torch.equal(tensor, optimizer[name]) for name, tensor in actor.full_optimizer_state())
 
 
@@ -90,14 +91,14 @@ def test_what_an_offload_has_overwritten_cannot_be_rolled_back(group, configured
     actor = make_actor(config)
     actor.keep()
     kept = copies(actor)
-    actor.offload()
-    actor.onload()
+    actor.sleep()
+    actor.wake()
     update(actor, config)
     actor.rollback()
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in actor.trained())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in actor.weights())
     update(actor, config)
-    actor.offload()
-    actor.onload()
+    actor.sleep()
+    actor.wake()
     with pytest.raises(RuntimeError, match="what was kept is gone"):
         actor.rollback()
 
@@ -117,7 +118,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         made = gradients(actor, config, make_points(config, [rank, rank + 2], micro_batch=2))
         update(actor, config, [rank, rank + 2])
         with torch.no_grad():
-            dtype = actor.velocity(make_points(config, [rank], 1)[0], CURRENT).dtype
+            dtype = actor.velocity(make_points(config, [rank], 1)[0], CURRENT)[LATENTS].dtype
         results[name] = {"before": before, "gradients": made, "after": copies(actor), "dtype": dtype}
     return results
 

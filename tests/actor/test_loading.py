@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.loading import fill_from_files
 from omnirl_hpc.errors import DataError
-from omnirl_hpc.models import QwenImage
 from omnirl_hpc.models.lora import add_lora, base_tensors, lora_parameters
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
 
 FILE = "diffusion_pytorch_model.safetensors"
@@ -42,7 +42,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
             name: tensor.full_tensor()
             for name, tensor in base_tensors(actor._transformer.state_dict()).items()
         }
-        adapter = actor.lora_state()
+        adapter = dict(actor.weights())
     assert made.keys() == expected.keys()
     assert all(
         torch.equal(made[name], tensor) and made[name].dtype == torch.bfloat16

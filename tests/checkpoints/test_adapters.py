@@ -17,6 +17,7 @@ from omnirl_hpc.checkpoints.adapters import (
     save_diffusers_adapter,
 )
 from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.policies import EMA
 
 LORA = {"block.to_q.lora_A.weight": torch.randn(2, 3), "block.to_q.lora_B.weight": torch.randn(5, 2)}
 SETTINGS = {
@@ -87,17 +88,18 @@ def write_checkpoint(folder, step: int, ema: bool = False) -> None:
 
 def test_the_adapter_of_a_run_is_that_of_the_newest_whole_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="has no whole checkpoint"):
-        find_run_adapter(tmp_path, None, ema=False)
-    write_checkpoint(tmp_path, 2, ema=True)
+        find_run_adapter(tmp_path, None)
+    write_checkpoint(tmp_path, 2, EMA)
     write_checkpoint(tmp_path, 5)
     (tmp_path / "step_000005.tmp").mkdir()  # being written
-    assert find_run_adapter(tmp_path, None, ema=False) == (5, tmp_path / "step_000005/adapter")
-    assert find_run_adapter(tmp_path, 2, ema=True) == (2, tmp_path / "step_000002/ema")
+    assert find_run_adapter(tmp_path, None) == (5, tmp_path / "step_000005/adapter")
+    assert find_run_adapter(tmp_path, 2, EMA) == (2, tmp_path / "step_000002/ema")
     with pytest.raises(
-        ConfigError, match="step_000005 has no EMA adapter: the run was made without actor.ema_decay"
+        ConfigError,
+        match="step_000005 has no adapter of the policy ema: .* without actor.ema_decay; it has: current",
     ):
-        find_run_adapter(tmp_path, None, ema=True)
+        find_run_adapter(tmp_path, None, EMA)
     with pytest.raises(ConfigError, match=r"--step 3: .*step_000003 does not exist; whole steps: \[2, 5\]"):
-        find_run_adapter(tmp_path, 3, ema=False)
+        find_run_adapter(tmp_path, 3)
     (tmp_path / "step_000005/manifest.json").write_text("torn")
-    assert find_run_adapter(tmp_path, None, ema=False)[0] == 2
+    assert find_run_adapter(tmp_path, None)[0] == 2

@@ -27,9 +27,8 @@ from omnirl_hpc.checkpoints.adapters import load_adapter
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.models import QwenImage
-from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
 NAMES = ("block.to_q.lora_A.weight", "block.to_q.lora_B.weight")
@@ -241,6 +240,9 @@ def test_later_checkpoints_are_put_aside_when_a_run_goes_another_way(saved):
 
 def test_the_same_step_can_be_saved_again(saved):
     folder, checkpointer = saved
+    other = {name: tensor + 1 for name, tensor in content(3).adapters["adapter"].items()}
+    checkpointer.save(replace(content(3), adapters={"adapter": other}))
+    assert same(load_adapter(folder / "step_000003" / "adapter"), other)
     checkpointer.save(content(3))
     assert_loads(checkpointer, folder / "step_000003", 3)
 
@@ -329,6 +331,37 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
     assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_lost_the_lock_touches_no_checkpoint(tmp_path, asynchronous):
+    """Neither a new one, nor old ones that would be deleted, nor what another run is writing."""
+    lost = False
+
+    def require_lock() -> None:
+        if lost:
+            raise LockLostError("taken over")
+
+    config = CheckpointConfig(keep=1, asynchronous=asynchronous)
+    checkpointer = Checkpointer(tmp_path, config, 0, 60.0, require_lock)
+    checkpointer.save(content(1))
+    checkpointer.wait()
+    checkpointer.save(content(2))
+    if asynchronous:  # written, and not yet published
+        checkpointer._pending[1].result()
+    (tmp_path / "step_000003.tmp").mkdir()
+    lost = True
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    change = (
+        checkpointer.wait if asynchronous else lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.load(tmp_path / "step_000002", content(2).sharded),
+        lambda: Checkpointer(tmp_path, config, 0, 60.0, require_lock),
+    )
+    for action in change[:2] if asynchronous else change[1:]:
+        with pytest.raises(LockLostError, match="^rank 0: taken over$"):
+            action()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def save_and_find_on_two_ranks(folder) -> dict:
     """What a rank reads to checksum it, at each save and when the run goes on; what is found, also when a
     part is torn.
@@ -413,13 +446,9 @@ def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
-    lora, optimizer = actor.lora_state(), actor.optimizer_state()
+    lora, optimizer = dict(actor.weights()), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
-    checkpointer.save(
-        CheckpointContent(
-            0, {"adapter": lora}, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)
-        )
-    )
+    checkpointer.save(CheckpointContent(0, {"adapter": lora}, optimizer, {"step": 0}, actor.adapter_config))
     written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
     payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
     assert payload < written <= 1.1 * payload

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from omnirl_hpc.checks.levers import changed, changes_that_divide, changes_that_fit, show
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.planning.estimate import estimate
 from omnirl_hpc.planning.gpus import GIB
-from omnirl_hpc.checks.levers import changed, changes_that_divide, changes_that_fit, show
 from tests.planning.cases import full_size
 
 

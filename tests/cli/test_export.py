@@ -99,7 +99,7 @@ def prompts(tiny_prompts):
     return PromptTable(tiny_prompts).first(2)
 
 
-@pytest.mark.parametrize(("policy", "options"), [("adapter", ()), ("ema", ("--ema",))])
+@pytest.mark.parametrize(("policy", "options"), [("adapter", ()), ("ema", ("--policy", "ema"))])
 def test_plain_diffusers_makes_the_images_of_evaluate(
     strong, evaluated, tiny_model, prompts, tmp_path, policy, options
 ):

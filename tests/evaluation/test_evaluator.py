@@ -18,9 +18,11 @@ def test_policies_are_collected_on_the_host():
     with FakeTensorMode():
         lora = {"a": torch.ones(2, 3, device="cuda")}
         policies = collect_policies(
-            SimpleNamespace(lora_state=lambda: lora, ema_state=lambda: lora), torch.bfloat16
+            SimpleNamespace(policies=("ema", "old", "current"), weights=lambda _: lora.items()),
+            torch.bfloat16,
+            last="old",
         )
-    assert list(policies) == ["base", "ema", "adapter"]
+    assert list(policies) == ["base", "ema", "adapter", "old"]
     assert {(t.device.type, t.dtype) for policy in policies.values() for t in policy.values()} == {
         ("cpu", torch.bfloat16)
     }
@@ -31,6 +33,6 @@ def test_the_one_that_is_delivered_is_on_the_device(monkeypatch):
     receipt = SimpleNamespace(checksum="0")
     monkeypatch.setattr(module, "deliver_lora", lambda engine, lora, step: delivered.append(lora) or receipt)
     evaluator = Evaluator.__new__(Evaluator)
-    evaluator._device, evaluator._engine = torch.device("meta"), None
+    evaluator._device, evaluator._generation = torch.device("meta"), SimpleNamespace(engine=None)
     assert evaluator._deliver({"a": torch.ones(2, 3)}, 1) == "0"
     assert [tensor.device.type for lora in delivered for tensor in lora.values()] == ["meta"]

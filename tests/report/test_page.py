@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 
 def page_of(run, tmp_path) -> Page:
-    return Page(write_report(run, tmp_path / "page.html").read_text())
+    return Page(write_report(RunRecords.read(run), tmp_path / "page.html").read_text())
 
 
 def pairs(run) -> int:
@@ -133,7 +133,7 @@ def test_an_evaluation_that_the_run_went_back_from_is_not_shown(finished_run, tm
 )
 def test_what_is_no_run(finished_run, tmp_path, state, said):
     with pytest.raises(ConfigError, match=said):
-        write_report(make_state(state, finished_run, tmp_path))
+        RunRecords.read(make_state(state, finished_run, tmp_path))
 
 
 def test_the_first_and_the_last_are_always_shown():

@@ -27,7 +27,7 @@ def mix():
 
 
 def batch(order: str) -> RewardBatch:
-    return RewardBatch(np.zeros((2, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(2)])
+    return RewardBatch(np.zeros((2, 1, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(2)])
 
 
 def test_every_part_scores_every_sample_with_its_own_settings(mix):
@@ -43,7 +43,7 @@ def test_every_part_scores_every_sample_with_its_own_settings(mix):
 def test_a_part_that_fails_leaves_the_others(mix):
     mix.submit(batch("raise"))
     scores = mix.collect()
-    assert scores["scripted"].errors == ["LookupError: no such image (scripted.py, line 20)"]
+    assert scores["scripted"].errors == ["LookupError: no such image (scripted.py, line 25)"]
     assert scores["fixed"].values == [0.25] * 2 and scores["fixed"].errors == []
 
 

@@ -62,12 +62,13 @@ def patch(faults: Faults, options: list[str]) -> None:
     from omnirl_hpc.checkpoints.checkpointer import Checkpointer
     from omnirl_hpc.evaluation.evaluator import Evaluator
     from omnirl_hpc.rewards.mix import RewardMix
+    from omnirl_hpc.sync import Sync
     from omnirl_hpc.trainer import Trainer
 
     train_step, submit = Trainer.train_step, RewardMix.submit
-    deliver, confirm = trainer.deliver_lora, trainer.confirm_weights
+    confirm = Sync.confirm
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
-    save_images = Evaluator._save_images
+    save_images = Evaluator._save_media
 
     def counted_step(self, step):
         faults.step = step
@@ -90,13 +91,9 @@ def patch(faults: Faults, options: list[str]) -> None:
         apply(*arguments)
         faults.at("actor")
 
-    def faulty_deliver(engine, state, version):
+    def faulty_confirm(self, version):
         faults.at("sync", version - 1)
-        return deliver(engine, state, version)
-
-    def faulty_confirm(engine, sent, version):
-        faults.at("sync", version - 1)
-        return confirm(engine, sent, version)
+        return confirm(self, version)
 
     def faulty_save_images(self, folder, batch):
         save_images(self, folder, batch)
@@ -109,8 +106,8 @@ def patch(faults: Faults, options: list[str]) -> None:
 
     Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients = faulty_accumulate, faulty_apply
-    trainer.deliver_lora, trainer.confirm_weights = faulty_deliver, faulty_confirm
-    Evaluator._save_images = faulty_save_images
+    Sync.confirm = faulty_confirm
+    Evaluator._save_media = faulty_save_images
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from omnirl_hpc.checks.preflight.needs import Needs, least_needs
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.models import QwenImage
+from omnirl_hpc.models.qwen_image.family import QwenImage
 
 # 6000 + 600 parameters; LoRA on to_q alone: A [r, 60] and B [100, r].
 SHAPES = {"blocks.0.to_q.weight": (100, 60), "blocks.0.into_q.weight": (20, 30)}

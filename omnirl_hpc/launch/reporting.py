@@ -1,4 +1,4 @@
-"""Who says what went wrong, where every rank finds the same fault."""
+"""Which rank reports an error that every rank finds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError
 from omnirl_hpc.launch.identity import Identity
 
-SPEAKING_SECONDS = 2.0
+REPORTING_SECONDS = 2.0
 
 
 @contextmanager
-def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
+def rank_0_reports_first(identity: Identity) -> Iterator[None]:
     """Hold an error of another rank back: a launcher may end all ranks as soon as one has ended.
 
     Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is
@@ -27,7 +27,7 @@ def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
     except OmniRLError as error:
         if identity.rank == 0:
             raise
-        time.sleep(SPEAKING_SECONDS)
+        time.sleep(REPORTING_SECONDS)
         if isinstance(error, PreflightError):
             sys.exit(error.exit_code)
         raise type(error)(f"{identity}: {error}") from None

@@ -1,0 +1,57 @@
+"""The checkpoints that can be trained: Qwen-Image, Qwen-Image-2512 and what was tuned from them."""
+
+from __future__ import annotations
+
+from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec
+
+SCHEDULER = ComponentSpec(
+    classes=("FlowMatchEulerDiscreteScheduler",),
+    settings={
+        "num_train_timesteps": (1000,),  # the model is called with timestep / 1000
+        "shift": ANY,
+        "use_dynamic_shifting": (True, False),
+        "base_shift": ANY,
+        "max_shift": ANY,
+        "base_image_seq_len": ANY,
+        "max_image_seq_len": ANY,
+        "shift_terminal": ANY,
+        "time_shift_type": ("exponential", "linear"),
+        # Other orders and spacings of sigmas than transitions and windows are written for
+        "invert_sigmas": (False,),
+        "use_karras_sigmas": (False,),
+        "use_exponential_sigmas": (False,),
+        "use_beta_sigmas": (False,),
+        "stochastic_sampling": (False,),  # noise in every step, which the ODE steps of a rollout leave out
+    },
+)
+
+TRANSFORMER = ComponentSpec(
+    classes=("QwenImageTransformer2DModel",),
+    settings={
+        "patch_size": (2,),
+        "in_channels": ANY,
+        "out_channels": ANY,
+        "num_layers": ANY,
+        "attention_head_dim": ANY,
+        "num_attention_heads": ANY,
+        "joint_attention_dim": ANY,
+        "axes_dims_rope": ANY,
+        "pooled_projection_dim": ANY,  # in the published file; no code reads it
+        "guidance_embeds": (False,),  # distilled guidance takes its scale as an input, which is not given
+        # The forward passes of the pipelines for editing and for layers
+        "zero_cond_t": (False,),
+        "use_additional_t_cond": (False,),
+        "use_layer3d_rope": (False,),
+    },
+)
+
+SPEC = FamilySpec(
+    title="Qwen-Image",
+    pipeline_classes=("QwenImagePipeline",),
+    components={
+        "scheduler": SCHEDULER,
+        "transformer": TRANSFORMER,
+        "text_encoder": ComponentSpec(classes=("Qwen2_5_VLForConditionalGeneration",)),
+        "vae": ComponentSpec(classes=("AutoencoderKLQwenImage",)),
+    },
+)
