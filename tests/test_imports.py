@@ -17,7 +17,7 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 # Rooms by level, the lowest first: a room may import from its own level and from those below. A new room gets
 # its place here.
 LEVELS = (
-    {"errors", "hashing", "pinned", "determinism", "installation", "policies"},
+    {"errors", "hashing", "pinned", "determinism", "installation", "policies", "sharded_files"},
     {"config", "layout", "launch", "run_directory", "planning"},
     {"models", "sampling", "algorithms", "data"},
     {"metrics"},

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from omnirl_hpc.checkpoints.files import follow_umask
 from omnirl_hpc.errors import ConfigError
 
 
@@ -33,4 +34,5 @@ def run(arguments: Sequence[str]) -> None:
     from omnirl_hpc.models.qwen_image.tiny import write_full_size_qwen_image, write_tiny_qwen_image
 
     (write_full_size_qwen_image if options.full_size else write_tiny_qwen_image)(options.out, options.seed)
+    follow_umask(options.out)
     print(f"wrote {options.out}")

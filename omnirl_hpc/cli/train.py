@@ -86,10 +86,12 @@ def run(overrides: Sequence[str]) -> None:
 
 
 def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
-    """The settings. A step to go back to is for a job's first start: a requeued one goes on where it was."""
+    """The settings. A job goes back to `checkpoint.resume_step` once: requeued, it goes on where it was."""
     loaded = load_config(overrides, unused)
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-        loaded.config.checkpoint.resume_step = None
+    checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
+    run_directory = RunDirectory(loaded.config.run_dir)
+    if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
+        checkpoint.resume_step = None
     return loaded
 
 
@@ -128,6 +130,8 @@ def train(
 ) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
+    from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+    from omnirl_hpc.checkpoints.run_state import find_start
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
@@ -148,6 +152,14 @@ def train(
             findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
             lock.token = gather(lock.token)[0]  # all write under rank 0's
             why = settle_residency(config, layout, device) if config.residency == "auto" else ""
+            checkpointer = Checkpointer(
+                run_directory.checkpoints,
+                config.checkpoint,
+                identity.rank,
+                config.timeout_seconds,
+                run_directory.require_lock,
+            )
+            start = find_start(run_directory, checkpointer)
         if identity.rank == 0:
             for finding in findings:
                 level = logging.WARNING if finding.level == WARNING else logging.INFO
@@ -164,8 +176,8 @@ def train(
             )
         trainer = None
         try:
-            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
-            reason = trainer.train()
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers, checkpointer)
+            reason = trainer.train(start)
             # not after an error: taking leave of ranks that are stuck would only delay the end
             trainer.leave()
         except OmniRLError as error:

@@ -215,7 +215,9 @@ class Config:
     determinism: str = (
         "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
     )
-    init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
+    init_adapter: Optional[str] = (
+        None  # an adapter to start from, PEFT's folder or one file; its rank is actor.lora.rank
+    )
     timeout_seconds: float = 600.0  # the deadline of every collective operation
     stop_before: float = (
         0.0  # seconds before the Slurm job's time limit to save and end; 0: the job script sees to it
