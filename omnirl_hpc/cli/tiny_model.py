@@ -22,12 +22,7 @@ def run(arguments: Sequence[str]) -> None:
         help="Qwen-Image's own transformer and VAE (41 GB), to measure with",
     )
     options = parser.parse_args(arguments)
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError(f"{options.out} exists and is not an empty folder")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{options.out} cannot be made: {error}") from None
+    make_folder(options.out)
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
@@ -36,3 +31,13 @@ def run(arguments: Sequence[str]) -> None:
     (write_full_size_qwen_image if options.full_size else write_tiny_qwen_image)(options.out, options.seed)
     follow_umask(options.out)
     print(f"wrote {options.out}")
+
+
+def make_folder(out: Path) -> None:
+    """Raises ConfigError where it cannot be made, or holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be made: {error}") from None

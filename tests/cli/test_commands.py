@@ -100,7 +100,10 @@ def test_an_unknown_command_names_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("prompts",), "say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE"),
+        (
+            ("prompts",),
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE",
+        ),
         (("prompts", "out.parquet", "--kind", "poems", "--count", "3"), "invalid choice: 'poems'"),
         (("prompts", "out.parquet", "--kind", "ocr", "--count", "many"), "invalid int value: 'many'"),
         (("tiny-model",), "the following arguments are required: out"),
