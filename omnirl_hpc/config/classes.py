@@ -15,9 +15,21 @@ from omnirl_hpc.config.schema import AlgorithmConfig, FlowGRPOConfig, OcrConfig,
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.runtime import forbid_downloads
 
+
+def _families() -> dict[str, str]:
+    """Each folder of omnirl_hpc.models with a spec: its class has the folder's name in CamelCase."""
+    folder = Path(__file__).parent.parent / "models"
+    names = sorted(spec.parent.name for spec in folder.glob("*/spec.py"))
+    return {name: f"omnirl_hpc.models.{name}.family:{_camel_case(name)}" for name in names}
+
+
+def _camel_case(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
 # group of settings -> short name -> class
 BUILT_IN = {
-    "model": {"qwen_image": "omnirl_hpc.models.qwen_image.family:QwenImage"},
+    "model": _families(),
     "algorithm": {"flow_grpo": "omnirl_hpc.algorithms.flow_grpo:FlowGRPO"},
     "reward": {
         "jpeg_compressibility": "omnirl_hpc.rewards.jpeg_compressibility:JpegCompressibility",

@@ -38,6 +38,10 @@ MAY_CHANGE = (
 )
 
 
+# Values that mean the same: how guidance is computed was written out before families said what engines do.
+SAME = {"actor.cfg": {None, "sequential"}}
+
+
 def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     """Raise ConfigError naming every setting in which a command differs from the run it would go on with."""
     saved, current = (
@@ -49,7 +53,7 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())
-        if saved.get(key) != current.get(key) and not _may_change(key)
+        if not _may_change(key) and not _means_the_same(key, saved.get(key), current.get(key))
     ]
     if different:
         raise ConfigError(
@@ -57,12 +61,18 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str) -> None:
         )
 
 
+def _means_the_same(key: str, saved: Any, current: Any) -> bool:
+    return saved == current or (key in SAME and {saved, current} <= SAME[key])
+
+
 def _may_change(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in MAY_CHANGE)
 
 
 def _defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings` names."""
+    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings`
+    names.
+    """
     defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config)))
     for key, name in settings.items():
         group, _, last = key.rpartition(".")

@@ -20,8 +20,8 @@ CACHED_ROW_GROUPS = 8
 
 @dataclass(frozen=True, order=True)
 class MediaRef:
-    """An image, a video or a sound in a row of a table, read when it is asked for: as bytes in the row, or from the
-    file that the row names, relative to the table's folder.
+    """An image, a video or a sound in a row of a table, read when it is asked for: as bytes in the row, or
+    from the file that the row names, relative to the table's folder.
     """
 
     table: str
@@ -67,8 +67,8 @@ class PromptTable:
 
     Required column: `prompt` (string). Optional: `negative_prompt`, `target`, `id`. Every other column of
     numbers or text becomes metadata. A column of {bytes, path}, or of lists of them, as the library datasets
-    writes images, videos and sounds, becomes media: of it only the paths are read, since the bytes may be larger
-    than memory. Other nested columns and bytes are never read.
+    writes images, videos and sounds, becomes media: of it only the paths are read, since the bytes may be
+    larger than memory. Other nested columns and bytes are never read.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -68,7 +68,9 @@ class RewardRunner:
         self._submitted.append((len(batch.prompts), future))
 
     def collect(self) -> Scores:
-        """Wait for everything submitted. Raises RewardError at the deadline or when a worker process is gone."""
+        """Wait for everything submitted. Raises RewardError at the deadline or when a worker process is
+        gone.
+        """
         futures = [future for _, future in self._submitted]
         deadline = self._settings.timeout_seconds * len(futures)
         _, late = wait(futures, timeout=deadline)

@@ -15,9 +15,9 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models.family import Guidance, Numerics
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
@@ -96,7 +96,9 @@ def test_sample_of_weight_zero_contributes_nothing(configured):
 
 
 def test_reference_is_the_base_model(configured):
-    """Bitwise, and the adapter is on again afterwards; also with gradients through both, and after an error."""
+    """Bitwise, and the adapter is on again afterwards; also with gradients through both, and after an
+    error.
+    """
     config = configured()
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
     before = actor.velocity(point, CURRENT)[LATENTS]

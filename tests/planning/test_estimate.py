@@ -58,7 +58,7 @@ def test_actor_of_the_tiny_recipe(tiny):
         trained = actor._parameters.values()
         base = [p for p in actor._transformer.parameters() if not p.requires_grad]
         assert needed.actor["actor: base weights"] == about(storage_bytes(map(local, base)))
-        actor.velocity(training_point(tiny), CURRENT).sum().backward()
+        actor.velocity(training_point(tiny), CURRENT)[LATENTS].sum().backward()
         gradients = [
             p.grad for p in trained if p.grad is not None
         ]  # the text branch of the last block has none
@@ -85,7 +85,7 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
         trained = actor._parameters.values()
         assert needed.actor["actor: activations"] == about(saved_bytes(actor, training_point(config)))
-        actor.velocity(training_point(config), CURRENT).sum().backward()
+        actor.velocity(training_point(config), CURRENT)[LATENTS].sum().backward()
         gradients = [p.grad for p in trained if p.grad is not None]
         assert parts(needed.actor, "actor: weights", "actor: Adam") == about(
             storage_bytes(map(local, actor.sharded_state().values()))
