@@ -44,11 +44,14 @@ def main() -> None:
     for layers in (shallow, deep):
         write_model(work / f"{layers}", layers)
     print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, {deep} layers"
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.text_tokens} text tokens, "
+        f"{deep} layers"
     )
     print("| overrides | forward ms | forward + backward ms | peak GiB at 60 layers |\n|---|---|---|---|")
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), timeout_seconds=600), device):
+    with process_group(
+        Rendezvous(find_identity(), timeout_seconds=600, purpose="benchmark of the actor"), device
+    ):
         for variant in options.variants:
             gc.collect()
             torch.cuda.empty_cache()
@@ -93,6 +96,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.config.load import load_config
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.metrics.attention import observe_attention
     from omnirl_hpc.policies import CURRENT
     from omnirl_hpc.sampling.streams import LATENTS
 
@@ -104,6 +108,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
     family = find_class("model", config.model.family)(config.model)
     actor = FSDPActor(config, family, make_layout(config, 0, 1), device)
+    observe_attention(actor.transformer, lambda kernels: print(f"attention kernel: {kernels}", flush=True))
     point = make_point(family, config, options.text_tokens, device)
     images = 2 * config.actor.micro_batch_size
 
@@ -144,7 +149,13 @@ def make_point(family, config, tokens: int, device: torch.device):
 
     latents = torch.randn(size, *family.stream_shapes()[LATENTS], device=device)
     ones = torch.ones(size, device=device)
-    return TrainingPoint({LATENTS: latents}, {LATENTS: 500 * ones}, text(tokens - 8), text(8), ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: latents},
+        timesteps={LATENTS: 500 * ones},
+        conditions=text(tokens - 8),
+        negative=text(8),
+        weights=ones,
+    )
 
 
 def timed(function) -> float:

@@ -52,6 +52,9 @@ def main() -> None:
     )
     options, overrides = parser.parse_known_args()
 
+    from omnirl_hpc.launch.runtime import forbid_downloads
+
+    forbid_downloads()  # read once, when the hub's libraries are imported
     from omnirl_hpc.cli.train import run
     from omnirl_hpc.config.quoting import setting
     from omnirl_hpc.data.ocr_prompts import write_ocr_table
@@ -85,19 +88,28 @@ def delete_weights_when_read(model: Path) -> None:
     """
     import torch.distributed as dist
 
-    from omnirl_hpc.rollout.vllm_omni import loading
+    from omnirl_hpc.rollout.vllm_omni import engine
 
-    make_worker = loading.make_worker
+    import_vllm_omni = engine.import_vllm_omni
 
-    def make_worker_and_delete(*arguments):
-        worker = make_worker(*arguments)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            for file in model.glob("transformer/*.safetensors"):
-                file.unlink()
-        return worker
+    def import_and_patch(device):
+        versions = import_vllm_omni(device)  # the one way into vllm; what is below imports it, too
+        from omnirl_hpc.rollout.vllm_omni import loading
 
-    loading.make_worker = make_worker_and_delete
+        make_worker = loading.make_worker
+
+        def make_worker_and_delete(*arguments):
+            worker = make_worker(*arguments)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                for file in model.glob("transformer/*.safetensors"):
+                    file.unlink()
+            return worker
+
+        loading.make_worker = make_worker_and_delete
+        return versions
+
+    engine.import_vllm_omni = import_and_patch
 
 
 def profile_update(number: int) -> None:
@@ -128,7 +140,12 @@ def report(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     """A row for each step; the first one includes warm-up (allocations, kernels, compilation)."""
     environment = json.loads((run_dir / "environment.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
-    lines = [f"overrides: {' '.join(overrides) or 'none'}", f"versions: {versions}", ""]
+    kernels = ", ".join(
+        f"{name} {value}"
+        for name, value in environment["choices"].items()
+        if name.startswith("attention kernel")
+    )
+    lines = [f"overrides: {' '.join(overrides) or 'none'}", f"versions: {versions}", kernels, ""]
     lines += ["| step | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
     for text in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(text)

@@ -42,6 +42,7 @@ def main() -> None:
     from omnirl_hpc.launch.identity import find_identity
     from omnirl_hpc.launch.node_local import use_private_folder
     from omnirl_hpc.launch.rendezvous import Rendezvous
+    from omnirl_hpc.launch.runtime import prepare_process
 
     use_private_folder(os.environ)
     work = Path(tempfile.mkdtemp())
@@ -55,14 +56,18 @@ def main() -> None:
         )
     ]
     config = load_config(["recipe=flowgrpo_qwen_image", *paths, *overrides]).config
+    prepare_process(config.threads_per_rank)
     device = torch.device("cuda", 0)
-    with process_group(Rendezvous(find_identity(), config.timeout_seconds), device):
+    with process_group(
+        Rendezvous(find_identity(), config.timeout_seconds, "benchmark of the rollout"), device
+    ):
         rows = {}
         for name, value in measure(config, options, device):
             print(f"{name}: {value:.3f}", flush=True)
             rows[name] = value
     lines = [
-        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: {' '.join(overrides) or 'none'}",
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}; overrides: "
+        f"{' '.join(overrides) or 'none'}",
         "",
     ]
     lines += ["| " + " | ".join(rows) + " |", "|" + "---|" * len(rows)]
@@ -76,6 +81,7 @@ def main() -> None:
 def measure(config, options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, float]]:
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.layout import make_layout
+    from omnirl_hpc.metrics.attention import observe_attention
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.rollout import make_engine
     from omnirl_hpc.sync import deliver_lora
@@ -83,6 +89,7 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
     family = find_class("model", config.model.family)(config.model)
     timer = PhaseTimer(device)
     engine = make_engine(config, family, make_layout(config, 0, 1), device, timer)
+    observe_attention(engine.transformer, lambda kernels: print(f"attention kernel: {kernels}", flush=True))
     state = random_adapter(config, family, device)
     size = engine.micro_batch_size
 

@@ -3,9 +3,9 @@
     python benchmarks/same_bits.py BEFORE AFTER WORK
 
 Both checkouts make the same strict runs of the tiny recipe on two ranks: as it is, with all that keeps or
-compares policies (running mean, reference, evaluation), with all weights. AFTER also goes on with a run that
-BEFORE has begun. `omnirl-hpc compare` of AFTER tells whether two runs are equal. The runs of BEFORE stay in WORK
-and are not made again. Exit 0: all equal; 1: not, and which.
+compares policies (running mean, reference, evaluation), with all weights. AFTER also makes the last step from
+a checkpoint of BEFORE. `omnirl-hpc compare` of AFTER tells whether two runs are equal. The runs of BEFORE
+stay in WORK and are not made again. Exit 0: all equal; 1: not, and which.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SMALL = (
     "actor.micro_batch_size=1",
     "actor.lora.rank=4",
     "checkpoint.every=1",
+    f"steps={STEPS}",
 )
 VARIANTS = {
     "plain": (),
@@ -72,14 +73,14 @@ def main(before: Path, after: Path, work: Path) -> int:
     shutil.rmtree(work / "after", ignore_errors=True)
     different = []
     for name, overrides in VARIANTS.items():
-        straight, begun = work / "before" / name, work / "before" / f"{name}_begun"
+        straight, made, resumed = (
+            work / place for place in (f"before/{name}", f"after/{name}", f"after/{name}_resumed")
+        )
         if not (straight / "checkpoints" / f"step_{STEPS:06d}").exists():
-            train(before, work, straight, *overrides, f"steps={STEPS}")
-            train(before, work, begun, *overrides, "steps=1")
-        made, resumed = work / "after" / name, work / "after" / f"{name}_resumed"
-        train(after, work, made, *overrides, f"steps={STEPS}")
-        shutil.copytree(begun, resumed)
-        train(after, work, resumed, *overrides, f"steps={STEPS}")
+            train(before, work, straight, *overrides)
+        train(after, work, made, *overrides)
+        shutil.copytree(straight, resumed)
+        train(after, work, resumed, *overrides, f"checkpoint.resume_step={STEPS - 1}")
         different += [run for run in (made, resumed) if program(after, "compare", str(straight), str(run))]
     print(f"different: {', '.join(map(str, different))}" if different else "all runs are equal to the bit")
     return int(bool(different))

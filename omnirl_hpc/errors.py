@@ -9,6 +9,8 @@ EXIT_FAILED = 1  # the run started and could not go on
 EXIT_USAGE = 2  # a setting, a file or the installation is wrong; nothing was started
 EXIT_INTERRUPTED = 130  # by Ctrl-C; of a training run, by the second one: nothing more is saved
 
+EXIT_NO_READER = 141  # nobody reads the output any more, as in `status RUN | head -n 1`; 128 + SIGPIPE
+
 
 class OmniRLError(Exception):
     """The run cannot go on. The message is one sentence that names the cause and, where there is one, the
@@ -24,6 +26,12 @@ class ConfigError(OmniRLError):
     """
 
     exit_code = EXIT_USAGE
+
+
+class ResumeError(ConfigError):
+    """A run cannot go on from what its folder holds, and must not start over there. All ranks raise it
+    together.
+    """
 
 
 class DataError(OmniRLError):
@@ -52,6 +60,10 @@ class OutputError(OmniRLError):
     """A result cannot be written."""
 
 
+class LockLostError(OmniRLError):
+    """The run holds its directory no longer: another one may have taken it over. It must not write there."""
+
+
 class NonFiniteError(OmniRLError):
     """A loss or a gradient is NaN or infinite."""
 
@@ -74,3 +86,15 @@ class PreflightError(OmniRLError):
 
 class FetchError(OmniRLError):
     """A download did not end well."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with `message` where the condition does not hold."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def one_of(key: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise ConfigError naming the choices where `value` is none of them."""
+    shown = ", ".join("null" if a is None else str(a) for a in allowed)
+    require(value in allowed, f"{key}={value} is not known; it must be one of: {shown}")

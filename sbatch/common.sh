@@ -144,6 +144,8 @@ choose_launcher() {
   case $LAUNCHER in
     srun) launch=("${step[@]}" "${python[@]}" "${program[@]}") ;;
     torchrun)
+      ((nodes * per_node == tasks)) || fail "LAUNCHER=torchrun starts as many ranks on each node, and $tasks tasks on $nodes nodes are" \
+        "not $per_node on each: ask for --nodes=… and --ntasks-per-node=… alone, or use another LAUNCHER"
       # One agent for each node, with the CPUs of all its ranks. The static rendezvous: ranks are numbered by node in every start,
       # and no agent has to find out whether a name is its own. Slurm sends signals to every process of a step: the agents leave
       # those to the ranks (USR1 would kill an agent, TERM would make it kill its ranks while they save).
@@ -151,7 +153,7 @@ choose_launcher() {
       launch=(env "SRUN_CPUS_PER_TASK=$((${SLURM_CPUS_PER_TASK:-1} * per_node))"
         "${step[@]}" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1
         bash -c 'trap "" USR1 TERM; PET_NODE_RANK=$SLURM_NODEID exec "$@"' agent
-        "${python[@]}" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --max-restarts=0
+        "${python[@]}" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --max-restarts=0 --rdzv-id="$SLURM_JOB_ID.$restart"
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT" "${program[@]}")
       ;;
     pmix) launch=("${step[@]}" --mpi=pmix "${python[@]}" "${program[@]}") ;;
@@ -219,6 +221,8 @@ train() {
     wait "$process" || code=$?
     ((signalled)) || break
   done
+  # Bash 5.2 does, within a millisecond of a signal, and says -1.
+  ((code >= 0)) || { code=1; echo "the exit code of the ranks is lost: they ended as a signal came"; }
 
   local again=0
   if [[ -e $requeue_marker ]]; then
@@ -248,7 +252,7 @@ refuse_a_warning_that_comes_at_once() {
   [[ -r $0 ]] || return 0
   header=$(sed -nE 's/^#SBATCH +--signal[= ]([^ #]+).*/\1/p' "$0" | tail -n 1)
   before=${SBATCH_SIGNAL:-$header}
-  [[ $before =~ @([0-9]+)$ && ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ ]] || return 0
+  [[ ${SLURM_JOB_END_TIME:-} =~ ^[0-9]+$ && $before =~ @([0-9]+)$ ]] || return 0
   before=${BASH_REMATCH[1]} left=$((SLURM_JOB_END_TIME - $(date +%s)))
   ((before >= left)) || return 0
   echo "$(date +%T) the job ends in $left s, and should be warned $before s before: waiting a minute for that"

@@ -19,9 +19,7 @@ settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Who may not mount file systems does not run the tests that need one; pytest counts them as
-    deselected.
-    """
+    """Who may not mount file systems does not run tests that need one; pytest counts them as deselected."""
     if os.geteuid() == 0:
         return
     needing = [item for item in items if "small_disk" in getattr(item, "fixturenames", ())]
@@ -51,13 +49,14 @@ def tiny_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """`small_disk(kib=…)` mounts a file system of that size, as only root may; gone after the test."""
+    """`small_disk(kib=…, inodes=…)` mounts a file system of that size, as only root may, for the test."""
     mounted = []
 
-    def mount(kib: int) -> Path:
+    def mount(kib: int, inodes: int = 0) -> Path:
         folder = tmp_path / "disk"
         folder.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)], check=True)
+        options = f"size={kib}k,nr_inodes={inodes}"  # 0: as many as fit
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
         mounted.append(folder)
         return folder
 

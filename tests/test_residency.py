@@ -11,7 +11,7 @@ from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
-from omnirl_hpc.policies import CURRENT
+from omnirl_hpc.policies import CURRENT, EMA, Blend
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sync import collect_lora
@@ -89,7 +89,7 @@ def test_peaks_are_booked_to_the_side_that_had_the_device():
 
 @pytest.fixture(scope="module")
 def config(tiny_model, tiny_prompts, tmp_path_factory):
-    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"))
+    return make_config(tiny_model, tiny_prompts, tmp_path_factory.mktemp("run"), "actor.ema_decay=0.9")
 
 
 def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_path):
@@ -130,8 +130,19 @@ def test_an_actor_used_asleep_says_so_and_holds_no_memory(config):
         for_the_engine = collect_lora(actor, torch.float32)  # made before the swap and used after it
         actor.sleep()
         assert all(torch.equal(for_the_engine[name], lora[name]) for name in lora)
-        with pytest.raises(RuntimeError, match="the actor is asleep: wake"):
-            actor.velocity(None, CURRENT)
+        uses = {
+            "velocity": lambda: actor.velocity(None, CURRENT),
+            "apply_gradients": actor.apply_gradients,
+            "weights": lambda: list(actor.weights()),
+            "weights of another policy": lambda: list(actor.weights(EMA)),
+            "load": lambda: actor.load(CURRENT, lora),
+            "blend": lambda: actor.blend(Blend(EMA, 0.5)),
+            "full_optimizer_state": lambda: list(actor.full_optimizer_state()),
+            "sharded_state": actor.sharded_state,
+        }
+        for name, use in uses.items():
+            with pytest.raises(RuntimeError, match="the actor is asleep: wake"):
+                print(name, use())
         held = [t.to_local() for t in actor._transformer.parameters()]
         assert sum(t.untyped_storage().nbytes() for t in held) == 0
         actor.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -48,3 +49,38 @@ def test_jobs_that_train_are_warned_and_requeued(script):
 def test_the_folder_for_logs_is_in_the_checkout():
     """Slurm does not make it, and ends a job without a word where it is missing."""
     assert (ROOT / "logs/.gitkeep").exists()
+
+
+def launch_command(tasks: int, per_node: int | None) -> subprocess.CompletedProcess[str]:
+    """How common.sh would start torchrun for a job of two nodes. What it would ask Slurm is set."""
+    environ = {
+        "PATH": os.environ["PATH"],
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "job",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_END_TIME": "4000000000",
+        "SLURM_RESTART_COUNT": "3",
+        "SLURM_NTASKS": f"{tasks}",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500",
+        "LAUNCHER": "torchrun",
+    } | ({} if per_node is None else {"SLURM_NTASKS_PER_NODE": f"{per_node}"})
+    program = 'source sbatch/common.sh; choose_launcher train; echo "${launch[@]}"'
+    return subprocess.run(
+        ["bash", "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(("tasks", "per_node"), [(3, 2), (3, None), (1, None)])
+def test_torchrun_starts_all_tasks_or_is_refused(tasks, per_node):
+    """`sbatch --nodes=2 --ntasks=3 --ntasks-per-node=2` would train on four ranks, without the last on two."""
+    ended = launch_command(tasks, per_node)
+    assert ended.returncode == 2 and f"{tasks} tasks on 2 nodes are not" in ended.stderr, ended
+
+
+@pytest.mark.parametrize("per_node", [2, None])
+def test_torchrun_of_one_start_of_a_job_meets_no_other(per_node):
+    ended = launch_command(4, per_node)
+    assert ended.returncode == 0, ended
+    assert "--nnodes=2 --nproc-per-node=2 " in ended.stdout and " --rdzv-id=7.3 " in ended.stdout

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,16 +18,24 @@ from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc import trainer as trainer_module
+from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO
+from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+from omnirl_hpc.checkpoints.run_state import find_start
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.errors import DataError, RewardError
+from omnirl_hpc.errors import DataError, MismatchError, OutputError, RewardError
+from omnirl_hpc.evaluation.evaluator import Evaluator
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
-from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
+from omnirl_hpc.run_directory import RunDirectory, writing
+from omnirl_hpc.sources import generation as generation_module
+from omnirl_hpc.sources import rollout as rollout_module
 from omnirl_hpc.trainer import Trainer
 from tests.helpers import CPU, load_small, one_rank_group, run_ranks
 
@@ -59,23 +69,20 @@ class ObservedTrainer(Trainer):
     """A trainer that keeps what it generated."""
 
     def __init__(self, *args) -> None:
-        self.step, self.seen = -1, Run([], {}, [], {})
+        self.seen = Run([], {}, [], {})
         super().__init__(*args)
 
-    def train_step(self, step):
-        self.step = step
-        return super().train_step(step)
+        self.get_input, self.source.next = self.source.next, self.note_input
 
-    def training_points(self, batch, scored, advantages):
-        images = batch.media.frames[:, 0]
-        for image, group, sample in zip(images, batch.group.tolist(), batch.sample.tolist()):
-            self.seen.images[self.step, group, sample] = image
-        updates = super().training_points(batch, scored, advantages)
-        steps = batch.trajectory.log_probs.shape[1]
-        self.seen.weights.append(
-            torch.cat([p.weights for points in updates for p in points[::steps]]) * steps
-        )
-        return updates
+    def note_input(self, step, check_stop):
+        given = self.get_input(step, check_stop)
+        samples = given.batch.units
+        for image, group, sample in zip(
+            samples.media.frames, samples.group.tolist(), samples.sample.tolist()
+        ):
+            self.seen.images[step, group, sample] = image[0]
+        self.seen.weights.append(given.batch.weights)
+        return given
 
 
 def train(loaded: LoadedConfig) -> Run:
@@ -84,13 +91,16 @@ def train(loaded: LoadedConfig) -> Run:
     layout = make_layout(config, dist.get_rank(), dist.get_world_size())
     directory = RunDirectory(config.run_dir)
     directory.create()
+    if layout.rank == 0:
+        directory.write_start(loaded.to_yaml(), {})
     trackers = Trackers(config, directory, layout.rank)
-    trainer = ObservedTrainer(
-        loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers
-    )
+    checkpointer = Checkpointer(directory.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
+    start = find_start(directory, checkpointer)
+    stop = StopFlag(config.run_dir)
+    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), stop, trackers, checkpointer)
     trackers.log = trainer.seen.metrics.append  # is told of every step on every rank
     try:
-        assert trainer.train() == StopReason.NONE
+        assert trainer.train(start) == StopReason.NONE
         trainer.residency.give_to(ACTOR)
         trainer.seen.adapter = {name: tensor.clone() for name, tensor in trainer.actor.weights()}
         return trainer.seen
@@ -205,7 +215,7 @@ def test_variant_trains_from_where_the_engine_sampled(variants, name):
 def test_trusted_and_recomputed_log_probs_give_the_same_run(variants, run):
     """They are equal bitwise, so that everything after them is."""
     assert variants["trusted"].values == run.values
-    assert variants["trusted"].metrics[0]["time/old_log_prob"] == 0 < run.metrics[0]["time/old_log_prob"]
+    assert variants["trusted"].metrics[0]["time/old_log_prob"] == 0
 
 
 def test_residency_changes_nothing(variants, run, config):
@@ -223,6 +233,111 @@ def test_variants_differ(variants, run):
             not torch.equal(variants[name].images[place], run.images[place])
             for place in variants[name].images
         )
+
+
+def test_an_algorithm_from_outside_trains(configured, run):
+    """One file, with points, settings and a policy of its own; samples are made by ODE steps alone."""
+    with one_rank_group():
+        settings = ("~algorithm.clip_range", "algorithm.step=2")  # the first is the recipe's, for its own
+        loaded = configured("algorithm=tests.algorithms.toy:RewardWeighted", *settings)
+        made = train(loaded)
+    assert loaded.config.algorithm.step == 2
+    for metrics in made.metrics:
+        assert metrics["error"] > 0 and metrics["grad_norm"] > 0 and metrics["time/old_log_prob"] == 0
+        assert not any(name.startswith("ratio/") for name in metrics)
+    assert made.metrics[0]["distance"] >= 0 < made.metrics[1]["distance"]  # the teacher lags behind
+    assert not torch.equal(made.images[0, 0, 0], run.images[0, 0, 0])
+    checkpoint = Path(loaded.config.run_dir) / "checkpoints/step_000002"
+    assert {"adapter", "teacher"} <= {path.name for path in checkpoint.iterdir()}
+
+
+GAPS = (GAP, "ratio/first_update_mean_abs_log")
+
+
+@pytest.fixture
+def engine_that_is_off(monkeypatch):
+    """Every log-probability of the engine is too great by 1/8: exp(1/8) is far outside of the clip range."""
+    generate = DiffusersEngine.generate
+
+    def off(self, requests, num_steps=None):
+        for batch in generate(self, requests, num_steps):
+            made = replace(batch.trajectory, log_probs=batch.trajectory.log_probs + 0.125)
+            yield replace(batch, trajectory=made)
+
+    monkeypatch.setattr(DiffusersEngine, "generate", off)
+
+
+def test_every_updates_old_log_probs_are_the_actors(configured, run, engine_that_is_off):
+    """With old_log_prob=recompute the engine's only show in the gap, so that all else is as in `run`."""
+    with one_rank_group():
+        made = train(configured("rollout.max_log_prob_gap=1"))
+    assert [m[GAP] for m in made.metrics] == pytest.approx([0.125] * 2, abs=1e-5)
+    for step, expected in zip(made.values, run.values):
+        assert {k: v for k, v in step.items() if k not in GAPS} == {
+            k: v for k, v in expected.items() if k not in GAPS
+        }
+    assert all(torch.equal(made.adapter[name], run.adapter[name]) for name in run.adapter)
+
+
+def test_an_engine_that_is_too_far_off_stops_the_run(configured, engine_that_is_off):
+    loaded = configured("rollout.max_log_prob_gap=0.1", "steps=1")
+    with one_rank_group(), pytest.raises(MismatchError, match="by up to 0.125, more than"):
+        train(loaded)
+
+
+def test_an_algorithm_is_told_of_the_end_of_every_step(configured, monkeypatch):
+    """After the step's updates, before the engine gets what they made."""
+    told = []
+
+    def after_step(self, step):
+        told.append((step, "after_step"))
+        return ()
+
+    monkeypatch.setattr(FlowGRPO, "after_step", after_step)
+    monkeypatch.setattr(FSDPActor, "apply_gradients", noted(FSDPActor.apply_gradients, told, "update"))
+    monkeypatch.setattr(DiffusersEngine, "load_lora", noted(DiffusersEngine.load_lora, told, "sync"))
+    with one_rank_group():
+        train(configured("actor.updates_per_step=1"))
+    step = lambda i: ["update", (i, "after_step"), "sync"]  # noqa: E731
+    assert told == ["sync", *step(0), *step(1)]
+
+
+def noted(method, calls, name):
+    def wrapped(*args, **kwargs):
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    return wrapped
+
+
+class ProbedTrainer(ObservedTrainer):
+    """Fits the engine's micro-batch before the first step, as on a GPU."""
+
+    def train(self, start):
+        self.source.fit(0)
+        return super().train(start)
+
+
+def test_fitting_the_micro_batch_uses_up_no_prompt(configured, run, monkeypatch):
+    monkeypatch.setitem(globals(), "ObservedTrainer", ProbedTrainer)
+    with one_rank_group():
+        probed = train(configured("steps=1"))
+    assert probed.values == run.values[:1]
+    assert all(torch.equal(image, run.images[place]) for place, image in probed.images.items())
+
+
+@pytest.mark.parametrize("determinism, may_shrink", [("strict", False), ("fast", True)])
+def test_how_the_micro_batch_is_fitted(configured, monkeypatch, determinism, may_shrink):
+    """On the widest prompts of the run; smaller where strict determinism does not fix its size."""
+    asked = []
+    fit = lambda engine, requests, width, device, may_shrink: asked.append((len(requests), width, may_shrink))  # noqa: E731
+    monkeypatch.setattr(rollout_module, "fit_micro_batch_size", fit)
+    monkeypatch.setitem(globals(), "ObservedTrainer", ProbedTrainer)
+    monkeypatch.setattr(ProbedTrainer, "train_step", lambda self, step: 1 / 0)  # that is all it is asked
+    loaded = configured(f"determinism={determinism}", "data.text_lengths=[64,128,256,320]")
+    with one_rank_group(), pytest.raises(ZeroDivisionError):
+        train(loaded)
+    assert asked == [(8, 320, may_shrink)]
 
 
 class PartlyFailing:
@@ -252,7 +367,7 @@ class PartlyFailing:
 def failing(monkeypatch):
     def patch(*fails: int) -> None:
         monkeypatch.setattr(
-            trainer_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)})
+            generation_module, "RewardMix", type("Failing", (PartlyFailing,), {"fails": set(fails)})
         )
 
     return patch
@@ -292,9 +407,19 @@ def test_too_many_failures_stop_the_run(configured, failing):
     )
 
 
+def sample_index(run_dir: Path, step: int) -> list[tuple[bytes, tuple[str, float]]]:
+    """(pixels, (prompt, reward)) of the sample images of a step."""
+    lines = map(json.loads, (run_dir / "samples" / "index.jsonl").read_text().splitlines())
+    return [
+        (Image.open(run_dir / "samples" / line["file"]).tobytes(), (line["prompt"], line["reward"]))
+        for line in lines
+        if line["step"] == step
+    ]
+
+
 def on_two_ranks(configs: dict[str, LoadedConfig], too_many: LoadedConfig) -> tuple[dict[str, Run], str]:
     runs = {name: train(config) for name, config in configs.items()}
-    trainer_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
+    generation_module.RewardMix = type("Failing", (PartlyFailing,), {"fails": {0}, "rank": 1})
     try:
         train(too_many)
     except RewardError as error:
@@ -307,7 +432,7 @@ def test_two_ranks_are_one(configured, config, run):
         "recomputed": configured(),
         "trusted": configured("algorithm.old_log_prob=rollout", "sampling.window.per=sample"),
     }
-    ranks = run_ranks(2, on_two_ranks, configs, configured())
+    ranks = run_ranks(2, on_two_ranks, configs, configured(), deadline=600)
     runs = [rank for rank, _ in ranks]
     for name in configs:
         first, second = runs[0][name], runs[1][name]
@@ -323,6 +448,12 @@ def test_two_ranks_are_one(configured, config, run):
     assert (saved / "step_000000_00.png").read_bytes() == (
         Path(config.config.run_dir) / "samples" / "step_000000_00.png"
     ).read_bytes()
+
+    # Under an image is its own reward, and its own prompt, whoever made it and in whatever order.
+    alone_index = dict(sample_index(Path(config.config.run_dir), step=0))
+    shown = sample_index(Path(configs["recomputed"].config.run_dir), step=0)
+    assert shown == [(pixels, alone_index[pixels]) for pixels, _ in shown]
+    assert len(set(told for _, told in shown)) == 4
 
     # One step in: the same rewards exactly, and the same learning but for the order of summation.
     together, alone = runs[0]["recomputed"].values[0], run.values[0]
@@ -359,12 +490,42 @@ def test_evaluations_change_nothing_and_keep_the_best(configured, run):
     assert (Path(loaded.config.run_dir) / "checkpoints/best").read_text() == f"step_00000{best}"
 
 
+@pytest.mark.parametrize("place", ["evaluation", "metrics"])
+def test_what_cannot_be_written_costs_no_step(configured, run, monkeypatch, place):
+    """A disk that is full for a moment: the step is saved, and is evaluated and written down when the run
+    goes on.
+    """
+    loaded = configured(*EVALUATION, "checkpoint.every=100")
+    path = Path(loaded.config.run_dir)
+
+    def refuse(*_):
+        with writing(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with one_rank_group(), monkeypatch.context() as patch:
+        if place == "metrics":
+            patch.setattr(RunDirectory, "append_metrics", refuse)
+        else:
+            patch.setattr(Evaluator, "_save_media", refuse)
+        with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+            train(loaded)
+        assert not (path / "metrics.jsonl").exists()
+    state = json.loads((path / "checkpoints/step_000001/state.json").read_text())
+    assert state["unevaluated"]["step"] == 0
+    with one_rank_group():
+        again = train(loaded)
+    assert [m["step"] for m in again.metrics] == [0, 1]
+    assert all(torch.equal(again.adapter[name], run.adapter[name]) for name in run.adapter)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
+
+
 def test_an_image_without_a_score_ends_no_run(configured, failing):
     """Training allows none; an evaluation leaves it out of its means. The first two samples of a step are
     scored.
     """
-    loaded = configured(
-        "evaluation.every=1", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1"
+    loaded = configured(  # evaluated since it is the last step
+        "evaluation.every=5", "evaluation.num_prompts=2", "evaluation.num_inference_steps=2", "steps=1"
     )
 
     class InEvaluations(PartlyFailing):
@@ -378,8 +539,9 @@ def test_an_image_without_a_score_ends_no_run(configured, failing):
             return scored
 
     with pytest.MonkeyPatch.context() as patch, one_rank_group():
-        patch.setattr(trainer_module, "RewardMix", InEvaluations)
-        train(loaded)
+        patch.setattr(generation_module, "RewardMix", InEvaluations)
+        (step,) = train(loaded).metrics
+    assert step["time/actor"] > 0 and step["time/evaluation"] > 0  # of the step and of its evaluation
     result = json.loads((Path(loaded.config.run_dir) / "evaluation/base/result.json").read_text())
     rewards = [sample["reward"] for sample in result["samples"]]
     assert rewards[1] is None and result["reward"] == rewards[0] == result["parts"]["jpeg_compressibility"]

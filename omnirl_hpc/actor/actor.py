@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.policies import CURRENT, Blend
@@ -18,10 +18,19 @@ class Actor(Protocol):
 
     policies: tuple[str, ...]  # those whose weights it holds; the reference is what is left without them
     adapter_config: dict[str, Any] | None  # PEFT's settings of the adapter; None where weights are trained
-    updates: int  # optimizer steps so far
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that is trained, to be looked at."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
-        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference, predicts."""
+        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,
+        predicts.
+        """
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning

@@ -94,9 +94,12 @@ class FSDPActor:
     def wake(self) -> None:
         self._pinned.onload()
 
+    @property
+    def transformer(self) -> nn.Module:
+        return self._transformer
+
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
-        if self._pinned.offloaded:
-            raise RuntimeError("the actor is asleep: wake() it before use")
+        self._require_awake()
         dtype = getattr(torch, self._config.actor.dtype)
         with self._under(policy):
             return self._family.velocity(
@@ -110,6 +113,7 @@ class FSDPActor:
             )
 
     def apply_gradients(self) -> tuple[float, float]:
+        self._require_awake()
         norm = torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self._config.actor.optimizer.max_grad_norm
         )
@@ -145,6 +149,7 @@ class FSDPActor:
         return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
 
     def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        self._require_awake()
         return (
             (name, t.full_tensor() if isinstance(t, DTensor) else t)
             for name, t in self.optimizer_state().items()
@@ -155,6 +160,7 @@ class FSDPActor:
         return optimizer_tensors(self._optimizer, self._parameters)
 
     def sharded_state(self) -> dict[str, Tensor]:
+        self._require_awake()
         return self._sharded_weights() | self.optimizer_state()
 
     def _sharded_weights(self) -> dict[str, Tensor]:
@@ -188,10 +194,16 @@ class FSDPActor:
         self._pinned.restore()
         self.load_scheduler_state(self._kept_scheduler)
 
+    def _require_awake(self) -> None:
+        """What sleeps has no memory: to read it does not raise, it ends the process."""
+        if self._pinned.offloaded:
+            raise RuntimeError("the actor is asleep: wake() it before use")
+
     def _tensors(self, policy: str) -> Mapping[str, Tensor]:
         """The sharded tensors of a policy. Raises ValueError for one that is not held."""
         if policy not in self.policies:
             raise ValueError(f"the actor holds no policy {policy!r}; it holds {', '.join(self.policies)}")
+        self._require_awake()
         return self._parameters if policy == CURRENT else self._stored[policy]
 
     def _copy(self) -> dict[str, Tensor]:

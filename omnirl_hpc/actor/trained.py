@@ -1,6 +1,4 @@
-"""What of a transformer is trained: an adapter, or all weights. Whoever has to tell the two apart asks
-this.
-"""
+"""What of a transformer is trained: an adapter, or all weights."""
 
 from __future__ import annotations
 

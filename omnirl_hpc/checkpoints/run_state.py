@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,40 @@ from torch import Tensor
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.adapters import load_adapter, load_adapter_scaled
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
-from omnirl_hpc.data.sampler import GroupSampler
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
+from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.policies import label
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
-from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.sources.source import Source
 
 log = logging.getLogger(__name__)
+
+
+def find_start(run: RunDirectory, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint that a run goes on from; None where its folder holds no run yet. Collective.
+
+    Raises ResumeError where the folder holds a run that has no whole checkpoint, or one that a rank cannot
+    read: starting over would erase what may still be saved. Nothing has been changed by then.
+    """
+    try:
+        path = checkpointer.find()
+        if path is None and by_rank_0(run.last_step, ConfigError) >= 0:
+            raise ConfigError(
+                f"{run.checkpoints} has no checkpoint, and {run.metrics} has the metrics of a run"
+            )
+    except ConfigError as error:
+        raise ResumeError(
+            f"run_dir={run.path} holds a run that cannot go on: {error}; nothing was changed there: "
+            "mend it, go back with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
+        ) from None
+    return path
 
 
 class RunState:
@@ -43,14 +64,13 @@ class RunState:
         run: RunDirectory,
         checkpointer: Checkpointer,
         actor: Actor,
-        engine: RolloutEngine,
         algorithm: Algorithm,
-        sampler: GroupSampler,
+        source: Source,
         residency: Residency,
         timer: PhaseTimer,
     ) -> None:
         self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
-        self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
+        self._actor, self._algorithm, self._source = actor, algorithm, source
         self._residency, self._timer = residency, timer
         self.unevaluated: dict[str, Any] | None = (
             None  # the metrics of the last step, where a stop came in its evaluation
@@ -63,22 +83,25 @@ class RunState:
             None  # what the newest checkpoint is of: its step, and whether that is evaluated
         )
 
-    def restore(self) -> int:
-        """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in
-        an hour.
+    def restore(self, path: Path | None) -> int:
+        """Go on from the checkpoint that `find_start` found, or start, writing a first one: a full quota
+        shows now and not in an hour.
 
         Returns the first step to do.
         """
         self._residency.give_to(ACTOR)
-        path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:
-                self._load_adapters(lambda policy: Path(adapter))
+                lora = self._loaded.config.actor.lora
+                self._load_adapters(lambda policy: load_adapter_scaled(Path(adapter), lora))
             step = 0
         else:
             step = self._load(path)
         if dist.get_rank() == 0:
             self._run.cut(step, metrics=step if self.unevaluated is None else step - 1)
+            asked, job = self._loaded.config.checkpoint.resume_step, os.environ.get("SLURM_JOB_ID")
+            if asked is not None and job is not None:
+                self._run.note_return(job, asked)
         self._mark(step)
         if path is None:
             self._save()
@@ -129,7 +152,7 @@ class RunState:
         self._between_steps = {
             "step": step,
             "algorithm": self._algorithm.state_dict(),
-            "cursor": self._sampler.cursor,
+            "source": self._source.state_dict(),
             "best": None if self._best["step"] is None else self._best,
             "unevaluated": self.unevaluated,
         }
@@ -144,7 +167,6 @@ class RunState:
         if self._saved == (step, evaluated):
             return
         with self._timer.phase("checkpoint"):
-            config = self._loaded.config
             self._checkpointer.save(
                 CheckpointContent(
                     step=step,
@@ -153,8 +175,6 @@ class RunState:
                     state={
                         **self._between_steps,
                         "schedule": self._actor.scheduler_state(),
-                        "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
-                        "prompts": fingerprint(config.data.prompts),
                         "config": self._loaded.to_yaml(),
                         "omnirl_hpc": __version__,
                         "world_size": dist.get_world_size(),
@@ -167,19 +187,14 @@ class RunState:
         log.info("checkpoint %d%s", step, "" if evaluated else ", not evaluated yet")
 
     def _load(self, path: Path) -> int:
-        state = read_state(path)  # before `load`, which puts later checkpoints aside
+        # before `load`, which puts later checkpoints aside
+        state = raise_on_all_ranks(lambda: read_state(path), CheckpointError)
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
-        prompts = self._loaded.config.data.prompts
-        if state["prompts"] != fingerprint(prompts):
-            raise ConfigError(
-                f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
-            )
+        self._source.load_state_dict(_source_state(state))
         self._checkpointer.load(path, self._actor.sharded_state())
-        self._load_adapters(lambda policy: path / label(policy))
+        self._load_adapters(lambda policy: load_adapter(path / label(policy)))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
-        self._sampler.cursor = state["cursor"]
-        self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
         best = state.get("best")
         if (
             best and checkpoint_path(path.parent, best["step"]).exists()
@@ -194,24 +209,16 @@ class RunState:
         """What a checkpoint has as adapters, by folder: one for each policy."""
         return {label(policy): dict(self._actor.weights(policy)) for policy in self._adapted()}
 
-    def _load_adapters(self, folder: Callable[[str], Path]) -> None:
-        """folder: of a policy."""
+    def _load_adapters(self, read: Callable[[str], dict[str, Tensor]]) -> None:
+        """read: a policy's adapter, on every rank."""
         for policy in self._adapted():
-            self._actor.load(policy, load_adapter(folder(policy)))
+            self._actor.load(policy, raise_on_all_ranks(partial(read, policy), CheckpointError))
 
     def _adapted(self) -> tuple[str, ...]:
         """The policies that are adapters; all others are among the actor's sharded tensors."""
         return () if self._actor.adapter_config is None else self._actor.policies
 
 
-def fingerprint(path: str) -> str:
-    """Tells one file from another without reading all of it: its size, its first and last MiB (where parquet
-    has its footer).
-    """
-    size, block = Path(path).stat().st_size, 1 << 20
-    with open(path, "rb") as file:
-        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-        digest.update(file.read(block))
-        file.seek(max(0, size - block))
-        digest.update(file.read(block))
-    return digest.hexdigest()
+def _source_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds of the source; up to version 0.1.0 it lay beside the rest."""
+    return state["source"] if "source" in state else state

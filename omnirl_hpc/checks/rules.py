@@ -1,7 +1,7 @@
 """Every rule between settings. One function for each rule; each says which keys disagree and what to change.
 
-All of them run before torch is imported. A rule that needs the number of ranks takes it from the launcher's
-environment.
+All but those about the algorithm, whose file needs torch, run before torch is imported. A rule that needs the
+number of ranks takes it from the launcher's environment.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from omnirl_hpc.checks.node_rules import (
     step_to_resume_is_there,
     trackers_are_installed,
 )
-from omnirl_hpc.checks.require import one_of, require, require_class, require_settings
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
+from omnirl_hpc.checks.require import require_class
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.models.spec import find_spec
 
@@ -26,13 +28,17 @@ ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
 
 
-def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
+def check(
+    config: Config, world_size: int, files: bool = True, trains: bool = True, algorithm: bool = True
+) -> None:
     """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
 
     files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere;
-    trains=False those that a command which only samples, on whatever number of ranks, may break.
+    trains=False those that a command which only samples, on whatever number of ranks, may break;
+    algorithm=False those that need the algorithm's file, and with it torch.
     """
     left_out = (() if files else NODE_RULES) + (() if trains else TRAINING_RULES)
+    left_out += () if algorithm else ALGORITHM_RULES
     for rule in RULES:
         if rule not in left_out:
             rule(config, world_size)
@@ -76,14 +82,6 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
         "logging.samples_count": config.logging.samples_count,
     }.items():
         require(value >= 0, f"{key}={value} must not be negative")
-
-
-def group_has_two_samples(config: Config, world_size: int) -> None:
-    n = config.data.samples_per_prompt
-    require(
-        n >= 2,
-        f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
-    )
 
 
 def image_size_fits(config: Config, world_size: int) -> None:
@@ -141,13 +139,11 @@ def engine_runs_the_family(config: Config, world_size: int) -> None:
 
 def algorithm_is_known(config: Config, world_size: int) -> None:
     require_class("algorithm", "algorithm.name", config.algorithm.name)
-    require_settings("algorithm", "algorithm.name", config.algorithm)
 
 
 def rewards_are_known(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
         require_class("reward", f"reward.parts.{name}.name", part.name)
-        require_settings("reward", f"reward.parts.{name}.name", part)
 
 
 def text_lengths_ascend(config: Config, world_size: int) -> None:
@@ -219,18 +215,36 @@ def updates_divide_the_step(config: Config, world_size: int) -> None:
         f"actor.updates_per_step={updates} does not divide the {prompts} prompts of a replica "
         f"(data.prompts_per_step={config.data.prompts_per_step} over {layout.num_replicas} replicas)",
     )
-    samples = prompts // updates * config.data.samples_per_prompt
+
+
+def algorithm_fits(config: Config, world_size: int) -> None:
+    """Its own rules about other settings, and those that depend on what it trains on."""
+    algorithm = find_class("algorithm", config.algorithm.name)(config)
+    n = config.data.samples_per_prompt
     require(
-        samples % layout.replica_size == 0,
-        f"the {samples} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
+        algorithm.source != "rollout" or n >= 2,
+        f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
+    )
+    require(
+        "reference" not in algorithm.policies or config.actor.train != "full",
+        f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its adapter, and "
+        "actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, or actor.train=lora",
+    )
+    layout = make_layout(config, rank=0, world_size=world_size)
+    updates = config.actor.updates_per_step
+    units = config.data.prompts_per_step // layout.num_replicas // updates * algorithm.units_per_prompt
+    require(
+        units % layout.replica_size == 0,
+        f"the {units} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
         "change data.samples_per_prompt or actor.updates_per_step",
     )
-    share, micro = samples // layout.replica_size, config.actor.micro_batch_size
+    share, micro = units // layout.replica_size, config.actor.micro_batch_size
+    what = "samples" if algorithm.source == "rollout" else "pairs"
     require(
         share % micro == 0,
-        f"actor.micro_batch_size={micro} does not divide the {share} samples that a rank trains in one update "
-        f"(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step): use a divisor of {share}, "
-        f"such as {math.gcd(share, micro)}",
+        f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
+        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table count "
+        f"once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
     )
 
 
@@ -313,12 +327,6 @@ def full_training_is_possible(config: Config, world_size: int) -> None:
     if config.actor.train != "full":
         return
     for key, value, off, why in (
-        (
-            "algorithm.kl_coef",
-            getattr(config.algorithm, "kl_coef", 0),
-            0,
-            "the reference is the model without its adapter",
-        ),
         ("actor.ema_decay", config.actor.ema_decay, None, "a running mean is kept of an adapter alone"),
         (
             "evaluation.every",
@@ -339,18 +347,6 @@ def full_training_is_possible(config: Config, world_size: int) -> None:
         )
 
 
-def flow_grpo_is_valid(config: Config, world_size: int) -> None:
-    algorithm = config.algorithm
-    if not isinstance(algorithm, FlowGRPOConfig):
-        return
-    for key in ("clip_range", "advantage_clip"):
-        value = getattr(algorithm, key)
-        require(value > 0, f"algorithm.{key}={value} must be greater than 0")
-    require(algorithm.kl_coef >= 0, f"algorithm.kl_coef={algorithm.kl_coef} must not be negative")
-    one_of("algorithm.old_log_prob", algorithm.old_log_prob, ("recompute", "rollout"))
-    one_of("algorithm.advantage_std", algorithm.advantage_std, ("batch", "group", None))
-
-
 def reward_fraction_is_valid(config: Config, world_size: int) -> None:
     value = config.reward.max_failed_fraction
     require(0 <= value < 1, f"reward.max_failed_fraction={value} must be in [0, 1)")
@@ -367,9 +363,6 @@ def reward_parts_are_valid(config: Config, world_size: int) -> None:
             math.isfinite(part.weight) and part.weight != 0,
             f"{key}.weight={part.weight} must be a number other than 0",
         )
-        if isinstance(part, OcrConfig):
-            value = part.min_confidence
-            require(0 <= value <= 1, f"{key}.min_confidence={value} must be in [0, 1]")
 
 
 def evaluation_is_possible(config: Config, world_size: int) -> None:
@@ -407,7 +400,6 @@ def attention_heads_divide(config: Config, world_size: int) -> None:
 RULES = (
     counts_are_positive,
     counts_are_not_negative,
-    group_has_two_samples,
     model_is_known,
     image_size_fits,
     frames_fit,
@@ -421,13 +413,13 @@ RULES = (
     window_fits_schedule,
     layout_is_possible,
     updates_divide_the_step,
+    algorithm_fits,
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
     optimizer_is_valid,
     ema_decay_is_valid,
     full_training_is_possible,
-    flow_grpo_is_valid,
     reward_fraction_is_valid,
     reward_parts_are_valid,
     evaluation_is_possible,
@@ -435,8 +427,11 @@ RULES = (
     *NODE_RULES,
 )
 
+ALGORITHM_RULES = (algorithm_fits,)
+
 TRAINING_RULES = (
     algorithm_is_known,
+    algorithm_fits,
     layout_is_possible,
     updates_divide_the_step,
     init_adapter_fits,

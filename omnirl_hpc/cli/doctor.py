@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from omnirl_hpc import __version__, installation
+from omnirl_hpc.checks.node_rules import model_is_supported
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import PreflightError
 from omnirl_hpc.launch.identity import find_identity
+from omnirl_hpc.launch.reporting import rank_0_reports_first
 from omnirl_hpc.launch.runtime import prepare_process
-from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.rollout.vllm_omni import versions
 
 USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
@@ -50,22 +51,24 @@ def run(arguments: Sequence[str]) -> None:
         signal.SIGINT, signal.SIG_DFL
     )  # nothing is to be saved: end at once, even within a C++ wait
     identity = find_identity()
-    with rank_0_speaks_first(identity):
-        config = load_config([*DEFAULTS, *arguments]).config
+    with rank_0_reports_first(identity):
+        config = load_config([*DEFAULTS, *arguments], unused=("algorithm",)).config
         if "-" not in (config.run_dir, config.model.path, config.data.prompts):
-            check(config, identity.world_size)
+            check(config, identity.world_size, algorithm=False)
+        elif config.model.path != "-":
+            model_is_supported(config, identity.world_size)
         if identity.rank == 0:
             print_installation()
         if config.rollout.engine == "vllm_omni":
             versions.require()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
     from omnirl_hpc.checks.preflight.network import SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
     from omnirl_hpc.launch.groups import pick_device
 
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         try:
             with checked_process_group(config, identity, pick_device(identity), SIZES) as findings:
                 pass
@@ -105,7 +108,8 @@ def warnings(installed: dict[str, str | None], found: versions.Versions) -> list
         return []
     expected = GOES_WITH.get(versions.minor(found.vllm_omni), {})
     return [
-        f"vllm-omni {found.vllm_omni} was released with {name} {prefix}, {installed[name] or 'none'} is installed"
+        f"vllm-omni {found.vllm_omni} was released with {name} {prefix}, {installed[name] or 'none'} is "
+        "installed"
         for name, prefix in expected.items()
         if not (installed[name] or "").startswith(prefix)
     ]

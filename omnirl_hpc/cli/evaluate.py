@@ -23,8 +23,8 @@ from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
+from omnirl_hpc.launch.reporting import rank_0_reports_first
 from omnirl_hpc.launch.runtime import prepare_process
-from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc evaluate",
         description="Images of fixed prompts by the base model and with an adapter, side by side and scored: a table, a picture "
-        "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be used while the run "
+        "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be "
+        "used while the run "
         "goes on.",
     )
     parser.add_argument(
@@ -56,12 +57,12 @@ def run(arguments: Sequence[str]) -> None:
     )
     options = parser.parse_intermixed_args(arguments)
     identity = find_identity()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         if adapter_file(options.source) is not None:
             if options.step is not None:
                 raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")
             config, step, adapters = (
-                load_config(["run_dir=.", *options.overrides]).config,
+                load_config(["run_dir=.", *options.overrides], unused=("algorithm",)).config,
                 0,
                 {CURRENT: options.source},
             )
@@ -79,14 +80,15 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
     config = load_run_config(run_directory.config, overrides, unused=("algorithm",)).config
     if config.actor.train == "full":
         raise ConfigError(
-            f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its transformer"
+            f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its "
+            "transformer"
         )
     return config, *find_run_adapters(run_directory.checkpoints, step)
 
 
 def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     """Turn the settings of a training run into those of an evaluation, and check them."""
-    lora = read_adapter_config(adapter)
+    lora = read_adapter_config(adapter, assumed=config.actor.lora)
     if not isinstance(lora["target_modules"], list):
         raise ConfigError(f"the adapter in {adapter} names its modules by a pattern; a list is needed")
     config.actor.lora = LoraConfig(
@@ -121,13 +123,13 @@ def evaluate(config: Config, step: int, adapters: dict[str, Path], out: Path, id
     """Form the process group, build an engine without an actor, compare the base and the adapters."""
     if config.determinism == "strict":
         enable_strict()
-    with rank_0_speaks_first(identity):
+    with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.launch.groups import pick_device, process_group
     from omnirl_hpc.launch.rendezvous import Rendezvous
 
     device = pick_device(identity)
-    with process_group(Rendezvous(identity, config.timeout_seconds), device):
+    with process_group(Rendezvous(identity, config.timeout_seconds, f"evaluation in {out}"), device):
         try:
             step, adapters = as_rank_0_found(step, adapters)
             compare(config, step, adapters, out, identity, device)
@@ -154,32 +156,28 @@ def compare(
     import torch
 
     from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
-    from omnirl_hpc.launch.agreement import together
+    from omnirl_hpc.launch.agreement import raise_on_all_ranks
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.rewards.mix import RewardMix
-    from omnirl_hpc.rollout import make_engine
-    from omnirl_hpc.rollout.conditions import ConditionCache
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+    from omnirl_hpc.sources.generation import Generation
 
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
-    loras = together(
+    loras = raise_on_all_ranks(
         lambda: {label(policy): on_host(load_adapter(folder), dtype) for policy, folder in adapters.items()},
         CheckpointError,
     )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family)
-    rewards = RewardMix(config.reward)
+    generation = Generation(config, family, layout, device, PhaseTimer(device))
     try:
-        engine = make_engine(config, family, layout, device, PhaseTimer(device))
-        encode = ConditionCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, device, engine, encode, rewards, out)
+        generation.load()
+        evaluator = Evaluator(config, family, layout, device, generation, out)
         if device.type == "cuda":
-            fit_micro_batch_size(
-                engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True
-            )
+            longest = config.data.text_lengths[-1]
+            fit_micro_batch_size(generation.engine, evaluator.requests(), longest, device, may_shrink=True)
         base = {label(REFERENCE): without_effect(loras[label(CURRENT)])}
         evaluator.compare(base | loras, step, check_stop=lambda: None)
-        engine.close()
+        generation.leave()
     finally:
-        rewards.close()
+        generation.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from omnirl_hpc import __version__
-from omnirl_hpc.errors import EXIT_INTERRUPTED, EXIT_USAGE, OmniRLError
+from omnirl_hpc.errors import EXIT_INTERRUPTED, EXIT_NO_READER, EXIT_USAGE, OmniRLError
 
 # command -> (module with run(arguments), what it does)
 COMMANDS = {
@@ -64,6 +65,10 @@ COMMANDS = {
         "omnirl_hpc.cli.tiny_model",
         "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT",
     ),
+    "glyph-model": (
+        "omnirl_hpc.cli.glyph_model",
+        "write Glyph, a small Qwen-Image that draws words: omnirl-hpc glyph-model OUT",
+    ),
     "prompts": (
         "omnirl_hpc.cli.prompts",
         "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE",
@@ -73,7 +78,26 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit. 0: done, 1: a run failed, 2: something was wrong before it started."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            run_command(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            print(end="", flush=True)  # here and not when Python ends, which makes it a traceback
+    except BrokenPipeError:
+        if has_reader(sys.stdout.fileno()):
+            raise  # another pipe, such as to a process that scores rewards
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_NO_READER)
+
+
+def has_reader(file: int) -> bool:
+    """Whether somebody still reads the pipe `file`; true of what is no pipe."""
+    pipe = select.poll()
+    pipe.register(file, 0)
+    return not any(events & select.POLLERR for _, events in pipe.poll(0))
+
+
+def run_command(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         sys.exit(0 if arguments else EXIT_USAGE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError, DataError
 
 SHOWN_FAULTS = 20
@@ -15,46 +17,54 @@ SHOWN_FAULTS = 20
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc prompts",
-        description="Write a prompt table in parquet, made (OUT --kind ocr --count N) or converted (OUT --from FILE), "
-        "or check one (--check FILE).",
+        usage="%(prog)s OUT --kind ocr --count N [--seed S] | OUT --kind glyph [--held-out] | "
+        "OUT --from FILE [--encoding NAME] | --check FILE [KEY=VALUE …]",
+        description="Write a prompt table in parquet, made or converted, or check one.",
     )
-    parser.add_argument("out", type=Path, nargs="?", help="file to write")
-    parser.add_argument("--kind", choices=["ocr"], help="ocr: scenes with a quoted text to render")
-    parser.add_argument("--count", type=int, help="number of prompts")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("words", nargs="*", help="file to write; with --check settings, as of `train`")
+    parser.add_argument(
+        "--kind",
+        choices=["ocr", "glyph"],
+        help="ocr: scenes with a quoted text to render | glyph: the words that the Glyph model draws",
+    )
+    parser.add_argument("--count", type=int, help="with --kind ocr: number of prompts")
+    parser.add_argument("--seed", type=int, default=0, help="with --kind ocr")
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="with --kind glyph: the words for evaluation, not those for training",
+    )
     parser.add_argument(
         "--from",
         type=Path,
         dest="source",
         metavar="FILE",
-        help=".txt (a prompt a line, its target between double quotes), .jsonl, .csv or .parquet (ours or verl-omni's)",
+        help=".txt (a prompt a line, its target between double quotes), .jsonl, .json, .csv, .tsv, .parquet "
+        "(ours or verl-omni's), or a folder of parquet files",
     )
+    parser.add_argument("--encoding", metavar="NAME", help="of the text in FILE, where it is not UTF-8")
     parser.add_argument(
-        "--check", type=Path, metavar="FILE", help="read every row of FILE and name those that cannot be used"
-    )
-    parser.add_argument(
-        "--model",
+        "--check",
         type=Path,
-        metavar="DIR",
-        help="with --check: also count tokens with this checkpoint's tokenizer",
+        metavar="FILE",
+        help="read every row of FILE and name those that cannot be used: by a recipe's rewards with "
+        "recipe=NAME, by a model's tokenizer with model.path=DIR",
     )
-    parser.add_argument(
-        "--family", default="qwen_image", help="with --model: its family, or your own as module:Class"
-    )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    made = options.kind == "ocr" and options.count is not None
     if options.check is not None:
-        check_table(options.check, _token_counter(options.family, options.model) if options.model else None)
-    elif options.out is not None and options.source is not None and options.kind is None:
-        convert_table(options.source, options.out)
-    elif (
-        options.out is not None
-        and options.kind is not None
-        and options.count is not None
-        and options.source is None
-    ):
-        write_table(options.out, options.count, options.seed)
+        check_table(options.check, options.words)
+    elif len(options.words) == 1 and options.source is not None and options.kind is None:
+        convert_table(options.source, Path(options.words[0]), options.encoding)
+    elif len(options.words) == 1 and options.kind == "glyph" and options.source is options.count is None:
+        write_glyph_words(Path(options.words[0]), options.held_out)
+    elif len(options.words) == 1 and made and options.source is None:
+        write_table(Path(options.words[0]), options.count, options.seed)
     else:
-        parser.error("say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE")
+        parser.error(
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE, "
+            "or --check FILE"
+        )
 
 
 def write_table(out: Path, count: int, seed: int) -> None:
@@ -67,15 +77,21 @@ def write_table(out: Path, count: int, seed: int) -> None:
     print(f"wrote {count} prompts to {out}")
 
 
-def convert_table(source: Path, out: Path) -> None:
-    if not source.is_file():
-        raise ConfigError(
-            f"--from {source} does not exist" if not source.exists() else f"--from {source} is not a file"
-        )
+def write_glyph_words(out: Path, held_out: bool) -> None:
+    from omnirl_hpc.data.glyph_words import HELD_OUT, TRAINING, write_glyph_table
+
+    with _new_file(out):
+        write_glyph_table(str(out), held_out)
+    print(f"wrote {len(HELD_OUT if held_out else TRAINING)} prompts to {out}")
+
+
+def convert_table(source: Path, out: Path, encoding: str | None = None) -> None:
+    if not source.exists():
+        raise ConfigError(f"--from {source} does not exist")
     from omnirl_hpc.data.conversion import convert
 
     with _new_file(out):
-        count, with_target = convert(source, out)
+        count, with_target = convert(source, out, encoding)
     print(f"wrote {count} prompts to {out}, {with_target} of them with a target")
 
 
@@ -90,40 +106,36 @@ def _new_file(out: Path) -> Iterator[None]:
         raise ConfigError(f"{out} cannot be written: {error}") from None
 
 
-def check_table(file: Path, count_tokens: Callable[[str], int] | None = None) -> None:
-    """Print what cannot be used. Raises DataError where there is anything: a job would have met it in some
-    later hour.
-    """
+def check_table(file: Path, overrides: Sequence[str] = ()) -> None:
+    """Print what a run with these settings cannot use. Raises DataError where there is anything."""
+    from omnirl_hpc.checks.data import demands, find_faults, length_demand
+    from omnirl_hpc.checks.node_rules import model_is_supported
+    from omnirl_hpc.config.load import NO_PATHS, load_config
     from omnirl_hpc.data.prompts import PromptTable
+    from omnirl_hpc.rewards.reward import metadata_columns
 
-    table, faults, longest, identities = PromptTable(file), [], 0, set()
-    for row in range(len(table)):
-        try:
-            prompt = table[row]
-            if prompt.id in identities:
-                raise DataError(f"{prompt.place}: the id {prompt.id} is another row's too")
-            identities.add(prompt.id)
-            if count_tokens is not None:
-                try:
-                    longest = max(longest, count_tokens(prompt.prompt))
-                except DataError as error:
-                    raise DataError(f"{prompt.place}: {error}") from None
-        except DataError as error:
-            faults.append(str(error))
-    for fault in faults[:SHOWN_FAULTS]:
-        print(fault)
-    if faults:
-        raise DataError(f"{len(faults)} of {len(table)} rows of {file} cannot be used")
-    print(
-        f"{file}: {len(table)} prompts, all usable"
-        + (f"; the longest has {longest} tokens" if count_tokens else "")
-    )
+    config = load_config([*NO_PATHS, *overrides], unused=("algorithm",)).config
+    table, asked, family = PromptTable(file, metadata_columns(config.reward)), demands(config), None
+    if config.model.path != "-":
+        model_is_supported(config, world_size=1)
+        family = _family(config)
+        asked.append(length_demand(config, family))
+    count = 0
+    for count, fault in enumerate(find_faults(table, asked), 1):
+        if count <= SHOWN_FAULTS:
+            print(fault)
+    if count:
+        raise DataError(f"{count} of {len(table)} rows of {file} cannot be used")
+    longest = ""
+    if family is not None:
+        tokens = (family.count_text_tokens(prompt.prompt) for _, prompt in table.scan())
+        longest = f"; the longest has {max(tokens)} tokens"
+    print(f"{file}: {len(table)} prompts, all usable{longest}")
 
 
-def _token_counter(family: str, model: Path) -> Callable[[str], int]:
+def _family(config: Config) -> Any:
     from omnirl_hpc.config.classes import find_class
-    from omnirl_hpc.config.schema import ModelConfig
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
-    return find_class("model", family)(ModelConfig(family=family, path=str(model))).count_text_tokens
+    return find_class("model", config.model.family)(config.model)

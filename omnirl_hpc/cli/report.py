@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.report.page import write_report
+from omnirl_hpc.report.records import RunRecords
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -19,6 +20,6 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of RUN/report.html")
     options = parser.parse_args(arguments)
     try:
-        print(f"report: {write_report(options.run, options.out)}")
+        print(f"report: {write_report(RunRecords.read(options.run), options.out)}")
     except OSError as error:
         raise ConfigError(f"the report cannot be written: {error}") from None

@@ -35,11 +35,12 @@ def describe(records: RunRecords) -> dict[str, str]:
     }
     if seconds := records.seconds_a_step():
         lines["speed"] = f"{seconds:.3g} s a step, {records.metrics[-1]['images_per_second']:.3g} images/s"
-        if records.holder is not None and records.steps is not None:
+        if records.running and records.steps is not None:
             lines["ends in"] = str(timedelta(seconds=round(seconds * (records.steps - records.steps_done))))
     if score := next((line for line in reversed(records.metrics) if "evaluation/adapter" in line), None):
         lines["evaluation"] = (
-            f"{score['evaluation/adapter']:.6g} after step {score['step'] + 1}, base {score['evaluation/base']:.6g}"
+            f"{score['evaluation/adapter']:.6g} after step {score['step'] + 1}, base "
+            f"{score['evaluation/base']:.6g}"
         )
     return lines
 
@@ -52,7 +53,9 @@ def describe_checkpoint(folder: Path) -> str:
         fault = find_fault(path, quickly=True)
         if fault is None:
             return "; ".join([f"{path.name}{_age(path)}{_best(folder)}", *faults])
-        faults.append(f"{path.name} is not whole: it {fault}")
+        faults.append(
+            f"{path.name} {'cannot be used' if fault.unreadable else 'is not whole'}: it {fault.text}"
+        )
     return "; ".join(["none", *faults])
 
 

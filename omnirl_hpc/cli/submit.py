@@ -15,11 +15,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from omnirl_hpc.checks.data import check_prompts
-from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, one_of, require
 
 LAUNCHERS = ("srun", "torchrun", "pmix", "mpirun")  # as in sbatch/common.sh
 USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]

@@ -7,7 +7,8 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnirl_hpc.config.classes import BUILT_IN
+from omnirl_hpc.checkpoints.files import follow_umask
+from omnirl_hpc.config.classes import built_in
 from omnirl_hpc.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ def run(arguments: Sequence[str]) -> None:
         description="Write a tiny checkpoint of a model family with random weights (1 to 2 MB).",
     )
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--family", choices=sorted(BUILT_IN["model"]), default="qwen_image")
+    parser.add_argument("--family", choices=built_in("model"), default="qwen_image")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--full-size",
@@ -27,15 +28,21 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.full_size and options.family != "qwen_image":
         raise ConfigError(f"--full-size is for --family qwen_image, not for {options.family}")
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError(f"{options.out} exists and is not an empty folder")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{options.out} cannot be made: {error}") from None
+    make_folder(options.out)
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
     family = importlib.import_module(f"omnirl_hpc.models.{options.family}.tiny")
     (family.write_full_size if options.full_size else family.write_tiny)(options.out, options.seed)
+    follow_umask(options.out)
     print(f"wrote {options.out}")
+
+
+def make_folder(out: Path) -> None:
+    """Raises ConfigError where it cannot be made, or holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be made: {error}") from None

@@ -7,18 +7,20 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
-from omnirl_hpc.checks.data import check_prompts
+from omnirl_hpc.checks.data import check_pairs, check_prompts
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import schema
-from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
+from omnirl_hpc.config.classes import config_dir
+from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
-from omnirl_hpc.launch.lock import RunLock, job_name
+from omnirl_hpc.launch.lock import RunLock
+from omnirl_hpc.launch.reporting import rank_0_reports_first
 from omnirl_hpc.launch.runtime import prepare_process
-from omnirl_hpc.launch.speaking import rank_0_speaks_first
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
@@ -52,32 +54,48 @@ def run(overrides: Sequence[str]) -> None:
         print(usage())
         return
     identity = find_identity()
-    with rank_0_speaks_first(identity):
-        loaded = load_config(overrides)
-        if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-            loaded.config.checkpoint.resume_step = (
-                None  # meant for the job's first start; a requeued job goes on where it was
-            )
-        check(loaded.config, identity.world_size)
-        if loaded.config.rollout.engine == "vllm_omni":
+    with rank_0_reports_first(identity):
+        known = load_as_started(overrides, unused=("algorithm",))  # in seconds, without torch
+        config = known.config
+        check(config, identity.world_size, algorithm=False)
+        if config.rollout.engine == "vllm_omni":
             versions.require()
-        run_directory = RunDirectory(loaded.config.run_dir)
-        run_directory.check_same_run(loaded.to_yaml())
-        check_prompts(loaded.config)
-        lock = RunLock(run_directory.path, job_name(identity))
+        lock = RunLock(config.run_dir, identity)
+        run_directory = RunDirectory(config.run_dir, lock.require)
+        run_directory.check_same_run(known.to_yaml(), unused=("algorithm",))
+        check_prompts(config)
         lock.check()
-        deadline = find_deadline(loaded.config.stop_before, identity)
-        run_directory.create()
+        deadline = find_deadline(config.stop_before, identity)
     stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
-    if identity.rank == 0:
-        lock.acquire()
+    with rank_0_reports_first(identity):
+        if config.determinism == "strict":
+            enable_strict()
+        prepare_process(config.threads_per_rank, identity.local_rank)
+        loaded = load_as_started(overrides)
+        check(loaded.config, identity.world_size)
+        check_pairs(loaded.config)
+        run_directory.check_same_run(loaded.to_yaml())
+        run_directory.create()
     try:
-        train(loaded, identity, run_directory, stop)
+        if identity.rank == 0:
+            lock.acquire()
+            run_directory.check_same_run(loaded.to_yaml())  # other runs may have come and gone meanwhile
+        train(loaded, identity, run_directory, stop, lock)
+        if identity.rank == 0:
+            write_last_words(run_directory)
     finally:
         lock.release()
-    if identity.rank == 0:
-        write_last_words(run_directory)  # without the lock: the report would say that the run goes on
+
+
+def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
+    """The settings. A job goes back to `checkpoint.resume_step` once: requeued, it goes on where it was."""
+    loaded = load_config(overrides, unused)
+    checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
+    run_directory = RunDirectory(loaded.config.run_dir)
+    if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
+        checkpoint.resume_step = None
+    return loaded
 
 
 def usage() -> str:
@@ -110,21 +128,22 @@ def find_deadline(stop_before: float, identity: Identity) -> float | None:
     return end - stop_before
 
 
-def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag) -> None:
+def train(
+    loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory, stop: StopFlag, lock: RunLock
+) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
-    if config.determinism == "strict":
-        enable_strict()
-    with rank_0_speaks_first(identity):
-        prepare_process(config.threads_per_rank, identity.local_rank)
+    from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+    from omnirl_hpc.checkpoints.run_state import find_start
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
-    from omnirl_hpc.launch.agreement import together
+    from omnirl_hpc.launch.agreement import gather, raise_on_all_ranks
     from omnirl_hpc.launch.groups import pick_device
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.metrics.trackers import Trackers
     from omnirl_hpc.residency import settle_residency
+    from omnirl_hpc.rollout.batching import describe_padding
     from omnirl_hpc.trainer import Trainer
 
     layout = make_layout(config, identity.rank, identity.world_size)
@@ -132,27 +151,38 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
     timer = PhaseTimer(device)
     run_directory.log_to_file(identity.rank, identity.world_size)
     with ExitStack() as stack:
-        with rank_0_speaks_first(identity):
+        with rank_0_reports_first(identity):
             findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
+            lock.token = gather(lock.token)[0]  # all write under rank 0's
             why = settle_residency(config, layout, device) if config.residency == "auto" else ""
+            checkpointer = Checkpointer(
+                run_directory.checkpoints,
+                config.checkpoint,
+                identity.rank,
+                config.timeout_seconds,
+                run_directory.require_lock,
+            )
+            start = find_start(run_directory, checkpointer)
         if identity.rank == 0:
             for finding in findings:
                 level = logging.WARNING if finding.level == WARNING else logging.INFO
                 log.log(level, "preflight, %s: %s", finding.check, finding.text)
             choices = describe_choices(config, layout, identity, str(device))
             choices["residency"] += f" (auto: {why})" if why else ""
+            if padded := describe_padding(config, layout):
+                log.warning("%s", padded)
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
-        with rank_0_speaks_first(identity):
-            trackers = together(
+        with rank_0_reports_first(identity):
+            trackers = raise_on_all_ranks(
                 lambda: stack.enter_context(Trackers(config, run_directory, identity.rank)), ConfigError
             )
         trainer = None
         try:
-            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
-            reason = trainer.train()
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers, checkpointer)
+            reason = trainer.train(start)
             # not after an error: taking leave of ranks that are stuck would only delay the end
-            trainer.engine.close()
+            trainer.leave()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
         except (
@@ -164,6 +194,7 @@ def train(loaded: LoadedConfig, identity: Identity, run_directory: RunDirectory,
             if trainer is not None:
                 trainer.close()
     if identity.rank == 0:
+        lock.require()
         stop.acknowledge(reason)
         print(ENDINGS[reason].format(run_dir=run_directory.path), flush=True)
 
@@ -172,11 +203,12 @@ def write_last_words(run_directory: RunDirectory) -> None:
     """The report of a run that ended well, and what came of its reward. A report that cannot be written fails
     no run.
     """
+    records = replace(RunRecords.read(run_directory.path), holder=None, running=False)  # that was this run
     try:
-        print(f"report: {write_report(run_directory.path)}")
+        print(f"report: {write_report(records)}")
     except OSError as error:
         log.warning("the report was not written: %s", error)
-    print(describe_rewards(RunRecords.read(run_directory.path)), flush=True)
+    print(describe_rewards(records), flush=True)
 
 
 ENDINGS = {
@@ -203,7 +235,8 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
         f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention}",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
+        "are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",

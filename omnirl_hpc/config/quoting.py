@@ -12,6 +12,10 @@ def setting(key: str, value: str) -> str:
     quotes, OmegaConf reads `${`, and both read the backslashes before them; Hydra, those before the end, too.
     The value ??? cannot be given: it is OmegaConf's for one that is missing.
     """
-    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    quoted = re.sub(r'(\\*)"', r'\1\1\\"', literal + '"')  # the end as a quote
+    quoted = re.sub(r'(\\*)"', r'\1\1\\"', literal(value) + '"')  # the end as a quote
     return f'{key}="{quoted[:-2]}"'
+
+
+def literal(value: str) -> str:
+    """What OmegaConf reads as `value`: nothing in it is an interpolation."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)

@@ -1,15 +1,15 @@
-"""Makes and scores the images of policies: the same prompts and initial noise for each, and ODE steps alone."""
+"""Makes and scores the images of policies: the same prompts and initial noise for each, ODE steps alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -19,24 +19,21 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import together
+from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
-from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.mix import RewardMix
-from omnirl_hpc.roll_out import roll_out
-from omnirl_hpc.rollout.conditions import ConditionCache
-from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.rollout.requests import condition_width, make_requests
-from omnirl_hpc.run_directory import writing
+from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.rewards.reward import metadata_columns
+from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.rollout.requests import condition_width
+from omnirl_hpc.run_directory import RunDirectory, writing
 from omnirl_hpc.sampling.samples import Samples
-from omnirl_hpc.sampling.windows import Window
+from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
 
 NO_STEP = -1  # stands for the training step in the identity of a draw
-ODE = Window(0, 0)
 
 Lora = dict[str, Tensor]
 
@@ -62,13 +59,27 @@ def without_effect(lora: Lora) -> Lora:
     return {name: torch.zeros_like(tensor) for name, tensor in lora.items()}
 
 
+def make_evaluator(
+    config: Config,
+    family: ModelFamily,
+    layout: Layout,
+    device: torch.device,
+    generation: Generation | NoGeneration,
+    run: RunDirectory,
+) -> Evaluator | None:
+    """None where evaluation.every is 0."""
+    if isinstance(generation, NoGeneration) or not config.evaluation.every:
+        return None
+    return Evaluator(config, family, layout, device, generation, run.evaluation, run.writing)
+
+
 class Evaluator:
     """Compares policies with the engine, which must have the device and keeps the last one's adapter. All
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg, side
-                                  by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg,
+                                  side by side
 
     What is there already from the same adapter and settings is not made again.
     """
@@ -79,12 +90,14 @@ class Evaluator:
         family: ModelFamily,
         layout: Layout,
         device: torch.device,
-        engine: RolloutEngine,
-        encode: ConditionCache,
-        rewards: RewardMix,
+        generation: Generation,
         folder: Path,
+        writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
-        """Raises DataError for prompts that cannot be used: now, and not at the first evaluation."""
+        """writing: entered around every write to `folder` (RunDirectory.writing).
+
+        Raises DataError for prompts that cannot be used: now, and not at the first evaluation.
+        """
         evaluation = config.evaluation
         # As if this were a training step of a run with other draws.
         data = replace(config.data, samples_per_prompt=evaluation.samples_per_prompt)
@@ -93,9 +106,10 @@ class Evaluator:
         # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._encode, self._rewards, self._folder = encode, rewards, folder
-        table = PromptTable(evaluation.prompts or config.data.prompts)
+        self._layout, self._device, self._generation = layout, device, generation
+        self._folder, self._writing = folder, writing
+        path = evaluation.prompts or config.data.prompts
+        table = PromptTable(path, metadata_columns(config.reward))
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]
@@ -113,6 +127,14 @@ class Evaluator:
             "seed": evaluation.seed,
         }
 
+    def is_due(self, step: int) -> bool:
+        """After `step` steps of training."""
+        return step % self._config.evaluation.every == 0 or step == self._config.steps
+
+    def collect(self, actor: Actor, last: str) -> dict[str, Lora]:
+        """See `collect_policies`."""
+        return collect_policies(actor, getattr(torch, self._config.rollout.dtype), last)
+
     @property
     def measure(self) -> str:
         """Tells scores that can be compared with each other from others. The model is the run's, wherever it
@@ -123,10 +145,7 @@ class Evaluator:
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
-        requests = make_requests(
-            self._config, self._family, self._encode, self._layout, NO_STEP, self._groups
-        )
-        return [replace(request, window=ODE) for request in requests]
+        return self._generation.requests(self._config, NO_STEP, self._groups, window=None)
 
     def compare(
         self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]
@@ -151,27 +170,20 @@ class Evaluator:
         than that.
         """
         return deliver_lora(
-            self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
+            self._generation.engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
         ).checksum
 
     def _evaluate(
         self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
     ) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": checksum}
-        result = [read_result(folder) if self._layout.rank == 0 else None]
-        dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
-        if result[0] is not None and result[0]["settings"] == settings:
-            return result[0]
-        batch = roll_out(
-            self._engine,
-            self._rewards,
-            self._layout,
-            requests,
-            self._groups,
-            check_stop,
-            settings["num_inference_steps"],
-        )
-        scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
+        # what rank 0 sees of a shared folder, all go by
+        result = by_rank_0(lambda: read_result(folder), OutputError)
+        if result is not None and result["settings"] == settings:
+            return result
+        num_steps = settings["num_inference_steps"]
+        batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
+        scored = self._generation.score(batch, self._forgiving)
         self._write(lambda: self._save_media(folder, batch))
         result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
@@ -183,11 +195,11 @@ class Evaluator:
         """
 
         def write() -> None:
-            with writing(self._folder):
-                if here:
+            if here:
+                with self._writing(self._folder):
                     action()
 
-        together(write, OutputError)
+        raise_on_all_ranks(write, OutputError)
 
     def _save_media(self, folder: Path, batch: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ def pick_device(identity: Identity) -> torch.device:
     seen = torch.cuda.device_count()
     if seen > 1 and identity.local_rank >= seen:
         raise LaunchError(
-            f"{identity} is number {identity.local_rank} on its node, which has {seen} GPUs for it: start one rank for each GPU "
+            f"{identity} is number {identity.local_rank} on its node, which has {seen} GPUs for it: start "
+            "one rank for each GPU "
             f"(--ntasks-per-node={seen}, --nproc-per-node {seen})"
         )
     return torch.device("cuda", identity.local_rank if seen > 1 else 0)

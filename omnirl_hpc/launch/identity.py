@@ -53,6 +53,7 @@ def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
     """
     environ = os.environ if environ is None else environ
     if "RANK" in environ or "TORCHELASTIC_RUN_ID" in environ:
+        _require_one_torchrun(environ)
         identity = Identity(
             "torchrun",
             _integer(environ, "RANK"),
@@ -83,10 +84,37 @@ def find_identity(environ: Mapping[str, str] | None = None) -> Identity:
     return identity
 
 
+def _require_one_torchrun(environ: Mapping[str, str]) -> None:
+    """Where srun or mpirun starts torchrun, each task must be an agent of the same torchrun."""
+    # agents; ranks, where somebody set torchrun's variables by hand
+    name = "GROUP_WORLD_SIZE" if "GROUP_WORLD_SIZE" in environ else "WORLD_SIZE"
+    outer = [("srun", "SLURM_STEP_NUM_TASKS")] if "SLURM_STEP_ID" in environ else []
+    outer += [("mpirun", size) for _, size, *_ in MPI_VARIABLES if size in environ]
+    for launcher, count in outer:
+        if _integer(environ, name) < _integer(environ, count):
+            raise ConfigError(
+                f"torchrun says {environ[name]} ({name}), {launcher} has started {environ[count]} tasks "
+                f"({count}): each would be a run of its own; start torchrun in one task, or in all with "
+                f"--nnodes={environ[count]}"
+            )
+
+
+def slurm_job(environ: Mapping[str, str]) -> str | None:
+    """The Slurm job in words, clusters that share a file system told apart; None outside of one."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    cluster = environ.get("SLURM_CLUSTER_NAME")
+    return f"slurm job {environ['SLURM_JOB_ID']}{f' of {cluster}' if cluster else ''}"
+
+
+def slurm_restart(environ: Mapping[str, str]) -> int:
+    """How often Slurm has requeued the job."""
+    return int(environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 def slurm_port(environ: Mapping[str, str]) -> int:
     """A rendezvous port that other jobs on the node, and this job before a requeue, do not use."""
-    job, restart = _integer(environ, "SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
-    return 20000 + (job * 16 + restart) % 10000
+    return 20000 + (_integer(environ, "SLURM_JOB_ID") * 16 + slurm_restart(environ)) % 10000
 
 
 def _mpi_variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
@@ -104,13 +132,13 @@ def _mpi_variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 def _mpi_identity(environ: Mapping[str, str], names: tuple[str, str, str]) -> Identity:
     rank, size, local_rank = (_integer(environ, name) for name in names)
-    # On other nodes than the first, mpirun's ranks stand in the step of its daemons, where SLURM_NTASKS
-    # counts daemons.
-    tasks = environ.get("SLURM_NTASKS") if "SLURM_STEP_ID" not in environ else None
-    if tasks and tasks != str(size):
+    if "SLURM_STEP_ID" in environ:
+        _require_step_of_daemons(environ, names[1])
+    elif (tasks := environ.get("SLURM_NTASKS")) and tasks != str(size):
         raise ConfigError(
-            f"MPI says {size} ranks ({names[1]}), the Slurm job has {tasks} tasks: this MPI does not know Slurm, or was given "
-            "another number; start with srun, or with mpirun -n $SLURM_NTASKS"
+            f"MPI says {size} ranks ({names[1]}), the Slurm job has {tasks} tasks: this MPI does not know "
+            "Slurm, "
+            "or was given another number; start with srun, or with mpirun -n $SLURM_NTASKS"
         )
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
@@ -121,12 +149,27 @@ def _mpi_identity(environ: Mapping[str, str], names: tuple[str, str, str]) -> Id
     return Identity("mpi", rank, local_rank, size, address, _integer({"MASTER_PORT": port}, "MASTER_PORT"))
 
 
+def _require_step_of_daemons(environ: Mapping[str, str], size: str) -> None:
+    """On other nodes than the first, mpirun's ranks stand in the step of its daemons, which are one on each
+    node, and not more than ranks. In any other step MPI and Slurm must agree.
+    """
+    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS")
+    if _integer(environ, size) < tasks or tasks > int(environ.get("SLURM_STEP_NUM_NODES") or tasks):
+        raise ConfigError(
+            f"MPI says {environ[size]} ranks ({size}), the Slurm step has {tasks} tasks "
+            "(SLURM_STEP_NUM_TASKS): each task would be "
+            "a run of its own; start with srun alone, or with mpirun alone (left from an outer shell: unset "
+            f"{size})"
+        )
+
+
 def _require_pmix_agrees(environ: Mapping[str, str]) -> None:
     """srun --mpi=pmix gives no size, but the rank twice."""
     pmix = environ.get("PMIX_RANK")
     if pmix is not None and pmix != environ["SLURM_PROCID"]:
         raise ConfigError(
-            f"PMIX_RANK={pmix} and SLURM_PROCID={environ['SLURM_PROCID']} contradict each other: start with srun alone"
+            f"PMIX_RANK={pmix} and SLURM_PROCID={environ['SLURM_PROCID']} contradict each other: start with "
+            "srun alone"
         )
 
 
@@ -136,12 +179,14 @@ def _ask_rank_0(size: int) -> tuple[str, str]:
         from mpi4py import MPI
     except ImportError as error:
         raise ConfigError(
-            f"started by MPI outside of Slurm: export MASTER_ADDR and MASTER_PORT, or pip install '.[mpi]' ({error})"
+            "started by MPI outside of Slurm: export MASTER_ADDR and MASTER_PORT, or pip install '.[mpi]' "
+            f"({error})"
         ) from None
     world = MPI.COMM_WORLD
     if world.size != size:
         raise ConfigError(
-            f"the launcher's MPI started {size} ranks, mpi4py's MPI sees {world.size}: they are different MPIs; build mpi4py "
+            f"the launcher's MPI started {size} ranks, mpi4py's MPI sees {world.size}: they are different "
+            "MPIs; build mpi4py "
             "with the launcher's (pip install --no-binary mpi4py mpi4py)"
         )
     with socket.socket() as free:
@@ -166,7 +211,8 @@ def _first_host(nodes: str) -> str:
 def _text(environ: Mapping[str, str], name: str) -> str:
     if not environ.get(name):
         raise ConfigError(
-            f"{name} is not set, although the launcher's other variables are: start with torchrun, srun or mpirun"
+            f"{name} is not set, although the launcher's other variables are: start with torchrun, srun or "
+            "mpirun"
         )
     return environ[name]
 

@@ -16,8 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from omnirl_hpc.errors import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StopReason(enum.IntEnum):
@@ -91,7 +95,7 @@ class StopFlag:
                 reason = max(reason, StopReason.USER)
         return reason
 
-    def check(self, rank: int, device: object) -> None:
+    def check(self, rank: int, device: torch.device | str) -> None:
         """Collective. Raises StopRequested on every rank where any rank has a reason. Only rank 0 looks at
         files.
         """

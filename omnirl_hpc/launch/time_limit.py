@@ -31,7 +31,8 @@ def job_end_time(environ: Mapping[str, str]) -> float | None:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"stop_before needs the end of job {job}, and scontrol did not say it ({error}): export SLURM_JOB_END_TIME (seconds "
+            f"stop_before needs the end of job {job}, and scontrol did not say it ({error}): export "
+            "SLURM_JOB_END_TIME (seconds "
             "since the epoch) in the job script, or set stop_before=0"
         ) from None
     # The number of an array's task can be the array's own, for which all tasks are shown, one a line.

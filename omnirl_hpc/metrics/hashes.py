@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from omnirl_hpc.algorithms.units import Pairs
 from omnirl_hpc.hashing import stream_checksum, tensor_checksum
-from omnirl_hpc.run_directory import writing
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Condition, Samples
 
 TensorsOf = Callable[
@@ -29,8 +29,8 @@ class StepHashes:
     which rank made which sample. A hash of parameters is that of the full tensors.
     """
 
-    def __init__(self, path: Path, rank: int, enabled: bool) -> None:
-        self._path = path
+    def __init__(self, run: RunDirectory, rank: int, enabled: bool) -> None:
+        self._run = run
         self._rank = rank
         self._enabled = enabled
 
@@ -48,12 +48,21 @@ class StepHashes:
             "audio": [] if batch.media is None or batch.media.audio is None else [batch.media.audio],
         }
         for name, tensors in parts.items():
-            if tensors:
-                hashes = [_samples_hash(tensor, identity) for tensor in tensors]
-                total = sum((2 * place + 1) * value for place, value in enumerate(hashes))
-                self._write(step, "rollout", name, total % 2**64)
+            self._write_samples(step, "rollout", name, tensors, identity)
         self._write(step, "reward", "rewards", tensor_checksum(rewards))
         self._write(step, "reward", "advantages", tensor_checksum(advantages))
+
+    def pairs(self, step: int, pairs: Pairs) -> None:
+        """What a table gave a step."""
+        if not self._enabled:
+            return
+        parts = {
+            "embeddings": _floating(pairs.conditions),
+            "chosen": _by_name(pairs.chosen),
+            "rejected": _by_name(pairs.rejected),
+        }
+        for name, tensors in parts.items():
+            self._write_samples(step, "pairs", name, tensors, pairs.group)
 
     def gradients(self, step: int, update: int, gradients: TensorsOf) -> None:
         """Full gradients of one optimizer update, before clipping."""
@@ -66,10 +75,19 @@ class StepHashes:
             self._write(step, "end", "weights", stream_checksum(trained()))
             self._write(step, "end", "optimizer", stream_checksum(optimizer()))
 
+    def _write_samples(
+        self, step: int, phase: str, name: str, tensors: Sequence[Iterable[Tensor]], identity: Tensor
+    ) -> None:
+        """Several tensors of the same samples under one name; nothing where there are none."""
+        if tensors:
+            hashes = [_samples_hash(tensor, identity) for tensor in tensors]
+            total = sum((2 * place + 1) * value for place, value in enumerate(hashes))
+            self._write(step, phase, name, total % 2**64)
+
     def _write(self, step: int, phase: str, name: str, value: int | str) -> None:
         if self._rank == 0:
             text = value if isinstance(value, str) else f"{value:016x}"
-            with writing(self._path), self._path.open("a") as file:
+            with self._run.writing(self._run.hashes), self._run.hashes.open("a") as file:
                 file.write(json.dumps({"step": step, "phase": phase, "tensor": name, "hash": text}) + "\n")
 
 

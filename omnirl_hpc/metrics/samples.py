@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.metrics.media_files import write_media
-from omnirl_hpc.run_directory import writing
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Media
 
 
 def save_samples(
-    folder: Path, step: int, media: Media, prompts: Sequence[Prompt], rewards: Sequence[float]
+    run: RunDirectory, step: int, media: Media, prompts: Sequence[Prompt], rewards: Sequence[float]
 ) -> None:
     """Write N samples, and a line of index.jsonl for each. A reward of NaN, which is none, becomes null."""
-    with writing(folder), (folder / "index.jsonl").open("a") as index:
+    with run.writing(run.samples), (run.samples / "index.jsonl").open("a") as index:
         for i, (prompt, reward) in enumerate(zip(prompts, rewards)):
-            name = write_media(folder / f"step_{step:06d}_{i:02d}", media[i : i + 1])
+            name = write_media(run.samples / f"step_{step:06d}_{i:02d}", media[i : i + 1])
             score = reward if math.isfinite(reward) else None
             index.write(
                 json.dumps(

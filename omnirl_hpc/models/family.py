@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import ModelConfig, SamplingConfig
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.errors import DataError
+from omnirl_hpc.errors import ConfigError, DataError
 from omnirl_hpc.models.spec import FamilySpec, Guidance, Numerics
 from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition, Media
@@ -46,8 +46,15 @@ class ModelFamily(ABC):
 
     def load_pipeline(self, dtype: torch.dtype) -> Any:
         """diffusers' stock pipeline, on the CPU."""
+        return self._load(dtype)
+
+    def load_encoders(self, dtype: torch.dtype) -> Any:
+        """The same pipeline without its denoising network, for `encode` and `encode_media`."""
+        return self._load(dtype, transformer=None)
+
+    def _load(self, dtype: torch.dtype, **components: None) -> Any:
         pipeline = getattr(diffusers, self.spec.pipeline_classes[0]).from_pretrained(
-            self.config.path, **{DTYPE: dtype}, local_files_only=True
+            self.config.path, **{DTYPE: dtype}, **components, local_files_only=True
         )
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
@@ -145,6 +152,12 @@ class ModelFamily(ABC):
 
         latents [B, …] fp32, timesteps [B] fp32 as in Schedule, conditions [B, …] in the dtype to compute in.
         """
+
+    def encode_media(self, pipeline: Any, media: Media) -> Streams:
+        """The inverse of `decode`: clean latents [B, …] of what people see and hear. Raises ConfigError for a
+        family that has no such encoder.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot encode images: give latents instead")
 
     @abstractmethod
     def decode(self, pipeline: Any, latents: Streams) -> Media:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omnirl_hpc.config.classes import BUILT_IN, find_class, is_import_path
+from omnirl_hpc.config.classes import MODULES, find_class, is_import_path
 from omnirl_hpc.config.schema import Config, ModelConfig
 from omnirl_hpc.models.shape import ModelShape
 
 # Setting of a component -> the values that the family can train with; ANY: whatever the file says.
-Settings = Mapping[str, tuple[Any, ...]]
-ANY: tuple[Any, ...] = ()
+Settings = Mapping[str, tuple[Any, ...] | None]
+ANY = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class FamilySpec:
     text_width: int | None = None  # of every condition; None: it is padded to one of data.text_lengths
     frame_step: int | None = None  # a video has a multiple of it and one more frames; None: images are made
     makes: tuple[str, ...] = ("image",)  # image | video | audio: what rewards can be given
-    media: tuple[str, ...] = ()  # columns of the prompt table whose images, videos or sounds the model reads
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -75,7 +74,7 @@ def find_spec(family: str) -> FamilySpec:
     """What a family of ours states (torch is not imported), or one of the user's own as module:Class."""
     if is_import_path(family):
         return find_class("model", family).spec
-    folder = BUILT_IN["model"][family].partition(":")[0].rpartition(".")[0]
+    folder, _, _ = MODULES["model"].format(family).rpartition(".")
     return importlib.import_module(f"{folder}.spec").SPEC
 
 

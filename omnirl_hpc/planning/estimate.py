@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import Layout
@@ -18,6 +19,7 @@ from omnirl_hpc.planning.measured import (
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
+from omnirl_hpc.policies import CURRENT, REFERENCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TYPICAL_TEXT = 128  # tokens of real prompts: 64 to 128
@@ -142,7 +144,9 @@ def trained_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[s
         "actor: Adam": 2 * weights,
     }
     return parts | (
-        {"actor: running mean": mean} if (mean := mean_bytes(config, shape) / layout.shard_size) else {}
+        {"actor: stored policies": stored}
+        if (stored := stored_bytes(config, shape) / layout.shard_size)
+        else {}
     )
 
 
@@ -153,9 +157,14 @@ def trained_bytes(config: Config, shape: ModelShape) -> float:
     return BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
 
 
-def mean_bytes(config: Config, shape: ModelShape) -> float:
-    """The running mean of the adapter (actor.ema_decay), in fp32."""
-    return 0.0 if config.actor.ema_decay is None else BYTES["float32"] * adapter_parameters(config, shape)
+def stored_bytes(config: Config, shape: ModelShape) -> float:
+    """The policies that are stored beside the current one, in fp32: the algorithm's and the running mean."""
+    algorithm = find_class("algorithm", config.algorithm.name)(config)
+    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE}
+    count = len(stored) + (config.actor.ema_decay is not None)
+    full = config.actor.train == "full"
+    one = shape.transformer_parameters if full else adapter_parameters(config, shape)
+    return float(count * BYTES["float32"] * one)
 
 
 def adapter_parameters(config: Config, shape: ModelShape) -> int:
@@ -233,9 +242,10 @@ def embedding_bytes(config: Config, shape: ModelShape, text_width: int) -> float
 def disk(config: Config, shape: ModelShape) -> dict[str, float]:
     """Checkpoints (one more than are kept, while it is written) and sample images."""
     every, count = config.logging.samples_every, config.logging.samples_count
-    images = count * (1 + config.steps // every) if every else 0
+    # of every `every`-th step and of the last one
+    images = count * len({*range(0, config.steps, every), config.steps - 1}) if every else 0
     return {
         "checkpoints": (config.checkpoint.keep + 1)
-        * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),
+        * (3 * trained_bytes(config, shape) + stored_bytes(config, shape)),
         "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
     }

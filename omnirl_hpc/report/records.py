@@ -13,11 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from omnirl_hpc.checkpoints.files import checkpoint_path, find_fault, steps_in
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.launch.lock import find_holder
+from omnirl_hpc.launch.lock import QUICK_LOOKS, Holder, find_holder, is_alive, process_lives
 from omnirl_hpc.run_directory import RunDirectory
 
 RECENT_STEPS = 10  # that speed is measured over
+GOES_ON = "the same command goes on from the last whole checkpoint"
 ENDS = 5  # steps at each end of a run that its rewards are compared over
 
 Line = dict[str, Any]
@@ -32,25 +34,38 @@ class RunRecords:
     environment: dict[str, Any]  # {} where there is none
     metrics: list[Line]  # one for each finished step
     samples: list[Line]  # of samples/index.jsonl
-    holder: dict[str, Any] | None  # the job that is running
+    holder: Holder | None  # of its lock, where that run is not known to have ended
+    running: bool  # the holder shows signs of life
 
     @classmethod
     def read(cls, path: Path) -> RunRecords:
         """Raises ConfigError where the folder holds no run."""
         run = RunDirectory(path)
         run.require_run()
+        holder = find_holder(path)
         return cls(
             run,
             _read_yaml(run.config),
             _read_json(run.environment),
             _read_lines(run.metrics),
             _read_lines(run.samples / "index.jsonl"),
-            find_holder(path),
+            None if holder is None or process_lives(holder) is False else holder,
+            holder is not None and is_alive(path, holder),
         )
 
     @property
-    def steps_done(self) -> int:
+    def steps_reported(self) -> int:
+        """How many steps the metrics are of."""
         return self.metrics[-1]["step"] + 1 if self.metrics else 0
+
+    @cached_property
+    def steps_done(self) -> int:
+        """One more than are reported where the run was stopped in the evaluation of the last."""
+        folder = self.run.checkpoints
+        whole = (
+            n for n in reversed(steps_in(folder)) if not find_fault(checkpoint_path(folder, n), quickly=True)
+        )
+        return max(self.steps_reported, next(whole, 0))
 
     @property
     def steps(self) -> int | None:
@@ -59,7 +74,7 @@ class RunRecords:
 
     @property
     def finished(self) -> bool:
-        return self.steps is not None and self.steps_done >= self.steps
+        return self.steps is not None and self.steps_reported >= self.steps
 
     @property
     def recipe(self) -> str:
@@ -68,13 +83,15 @@ class RunRecords:
     @cached_property
     def state(self) -> str:
         """In words."""
+        if self.running:
+            return f"running: {self.holder}"
         if self.holder is not None:
-            return f"running: {self.holder['job']} on {self.holder['host']}"
+            return f"no sign of life for {QUICK_LOOKS} s from {self.holder}; if that was killed, {GOES_ON}"
         if self.finished:
             return "finished"
         if not self.metrics:
             return "not running; it has not finished a step"
-        return "not running, stopped or killed; the same command goes on from the last whole checkpoint"
+        return f"not running, stopped or killed; {GOES_ON}"
 
     def column(self, name: str) -> list[float | None]:
         """A metric over the steps; None where a step has none."""

@@ -65,7 +65,8 @@ def gather_scores(scores: dict[str, Scores], batch: Samples, config: RewardConfi
             f"reward {name} gave no finite score for {count}" for name, count in failed.items() if count
         )
         raise RewardError(
-            f"{counts} of {len(rewards)} samples, more than reward.max_failed_fraction={config.max_failed_fraction} allows"
+            f"{counts} of {len(rewards)} samples, more than "
+            f"reward.max_failed_fraction={config.max_failed_fraction} allows"
             + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
     seconds = sum(part.seconds for part in scores.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from omnirl_hpc.config.schema import RewardConfig
+from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import RewardRunner, Scores
 
@@ -11,7 +12,14 @@ class RewardMix:
     """What the trainer scores with. How scores are added up is the business of `gather_scores`."""
 
     def __init__(self, config: RewardConfig) -> None:
+        """Make every part in its workers, side by side. Raises RewardError where one cannot be made."""
         self._runners = {name: RewardRunner(name, part) for name, part in config.parts.items()}
+        try:
+            for runner in self._runners.values():
+                runner.wait_until_made()
+        except RewardError:
+            self.close()
+            raise
 
     def submit(self, batch: RewardBatch) -> None:
         """Start scoring; returns at once. Raises RewardError when a worker process is gone."""

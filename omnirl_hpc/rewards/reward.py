@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import RewardConfig, RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 
 
@@ -43,6 +44,7 @@ class Reward(ABC):
         RewardPartConfig  # a dataclass: what may be set, and its defaults
     )
     needs_target: ClassVar[bool] = False  # every prompt must have one
+    metadata: ClassVar[tuple[str, ...]] = ()  # other columns of the prompt table, in `prompt.metadata`
     packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements
 
     def __init__(self, settings: RewardPartConfig) -> None:
@@ -51,3 +53,9 @@ class Reward(ABC):
     @abstractmethod
     def score(self, batch: RewardBatch) -> Sequence[float]:
         """One score for each sample, higher is better. NaN: this sample could not be scored."""
+
+
+def metadata_columns(config: RewardConfig) -> tuple[str, ...]:
+    """The columns of the prompt table that the rewards of a run read, beside prompt, target and id."""
+    classes = [find_class("reward", part.name) for part in config.parts.values()]
+    return tuple(dict.fromkeys(column for reward in classes for column in reward.metadata))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.hashing import tensor_checksum
+from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
@@ -151,3 +153,16 @@ def _transition_noise(request: SampleRequest, stream: str, shape: tuple[int, ...
 
 def _normal(request: SampleRequest, stream: str, shape: tuple[int, ...], purpose: str, *place: int) -> Tensor:
     return standard_normal(shape, *request.identity.address(purpose, *stream_address(stream), *place))
+
+
+def describe_padding(config: Config, layout: Layout) -> str | None:
+    """A sentence where a replica has fewer samples than a micro-batch of a rollout, so that it is padded."""
+    size, replicas = config.rollout.micro_batch_size, layout.num_replicas
+    samples = config.data.prompts_per_step * config.data.samples_per_prompt // replicas
+    if size <= samples:
+        return None
+    return (
+        f"rollout.micro_batch_size={size} is more than the {samples} samples of a replica "
+        "(data.prompts_per_step "
+        f"x data.samples_per_prompt / {replicas} replicas): each step computes {size - samples} for nothing"
+    )

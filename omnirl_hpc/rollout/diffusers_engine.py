@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import Prompt
@@ -59,6 +59,10 @@ class DiffusersEngine:
     def _require_awake(self) -> None:
         if self._pinned.offloaded:
             raise RuntimeError("the engine is asleep: wake() it before use")
+
+    @property
+    def transformer(self) -> nn.Module:
+        return self._pipeline.transformer
 
     @torch.no_grad()
     def encode(self, prompt: Prompt) -> Condition:

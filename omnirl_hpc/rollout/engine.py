@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.sampling.samples import Condition, SampleIdentity, Samples
@@ -38,6 +38,10 @@ class RolloutEngine(Protocol):
     """Generates samples with the current adapter."""
 
     micro_batch_size: int  # samples generated at once
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The network that it denoises with, to be looked at."""
 
     def encode(self, prompt: Prompt) -> Condition:
         """What the model reads of one prompt, unpadded."""

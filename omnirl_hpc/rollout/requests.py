@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, WindowConfig
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.layout import Layout
@@ -13,7 +13,7 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.samples import SampleIdentity
-from omnirl_hpc.sampling.windows import draw_window
+from omnirl_hpc.sampling.windows import NO_STEPS, draw_window
 
 
 def make_requests(
@@ -23,8 +23,10 @@ def make_requests(
     layout: Layout,
     step: int,
     groups: Sequence[Group],
+    window: WindowConfig | None,
 ) -> list[SampleRequest]:
-    """One request for each sample of the replica's groups, group after group.
+    """One request for each sample of the replica's groups, group after group. window: where the stochastic steps
+    may be; None: there are none.
 
     `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the
     same.
@@ -38,8 +40,11 @@ def make_requests(
         negative = encode(replace(prompt, prompt=negative_text(config, group))) if guided else None
         for sample in range(group.first_sample, group.first_sample + config.data.samples_per_prompt):
             identity = SampleIdentity(config.seed, step, prompt.id, sample)
-            window = draw_window(config.sampling, config.seed, step, prompt.id, sample)
-            requests.append(SampleRequest(identity, group.index, window, condition, negative, width))
+            place = NO_STEPS
+            if window is not None:
+                sampling = replace(config.sampling, window=window)
+                place = draw_window(sampling, config.seed, step, prompt.id, sample)
+            requests.append(SampleRequest(identity, group.index, place, condition, negative, width))
     return requests
 
 

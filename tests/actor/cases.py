@@ -11,6 +11,7 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
+from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -88,10 +89,12 @@ def make_points(
     batch, algorithm = make_samples(config), FlowGRPO(config)
     advantages = torch.tensor([1.0, -0.5, 0.25, -2.0])
     weights = torch.full((SAMPLES,), 1 / SAMPLES) if weights is None else torch.tensor(weights)
+    batch = Batch(batch, advantages, weights)
+    schedules = QwenImage(config.model).schedules(config.sampling.num_inference_steps)
     return [
         point
         for part in torch.tensor(rows).split(micro_batch)
-        for point in algorithm.training_points(batch[part], advantages[part], weights[part])
+        for point in algorithm.training_points(batch[part], schedules)
     ]
 
 
@@ -143,8 +146,8 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
         velocities = {CURRENT: velocity(transformer)}
         if REFERENCE in algorithm.policies:
             velocities[REFERENCE] = map_streams(Tensor.detach, velocity(bare))
-        point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
-        algorithm.loss(point, velocities).loss.backward()
+        old = algorithm.log_prob(point, velocities[CURRENT]).detach()
+        algorithm.loss(algorithm.with_old(point, old), velocities).loss.backward()
     trained = (
         lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
@@ -21,7 +22,7 @@ from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
-from tests.helpers import go_on, make_config, one_rank_group, run_ranks
+from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
 ALL = range(SAMPLES)
 
@@ -96,9 +97,7 @@ def test_sample_of_weight_zero_contributes_nothing(configured):
 
 
 def test_reference_is_the_base_model(configured):
-    """Bitwise, and the adapter is on again afterwards; also with gradients through both, and after an
-    error.
-    """
+    """Bitwise, and the adapter is on again afterwards; with gradients through both, and after an error."""
     config = configured()
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
     before = actor.velocity(point, CURRENT)[LATENTS]
@@ -135,6 +134,7 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
+    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     apply_gradients(actor, metrics)
     reported = metrics.reduce()
@@ -142,8 +142,8 @@ def test_an_update_makes_better_samples_likelier(configured):
     assert reported["ratio/mean"] == pytest.approx(1)
     gain = 0.0
     with torch.no_grad():
-        for point in points:
-            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - point.extras["old_log_prob"]
+        for point, before in zip(points, old):
+            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - before
             gain += float((point.weights * point.advantages * change).sum())
     assert gain > 1e-6
 
@@ -197,6 +197,70 @@ def test_gradients_are_clipped_cleared_and_reported(configured):
     decay = math.prod(1 - lr * 1e-4 for lr in rates)
     for name, tensor in actor.weights():
         torch.testing.assert_close(tensor, before[name] * decay, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("giving_up", ["rollback", "sleep"])
+def test_gradients_of_a_step_that_was_given_up_do_not_reach_the_next(configured, giving_up):
+    """A stop between two micro-batches leaves half an update's gradients behind."""
+    config = configured()
+    actor, points = make_actor(config), make_points(config, ALL, micro_batch=2)
+    actor.keep()
+    expected = gradients(actor, config, points)
+    accumulate_gradients(actor, FlowGRPO(config), points[:1], Accumulator(CPU), go_on, first=True)
+    assert list(actor.gradients())
+    getattr(actor, giving_up)()
+    if giving_up == "sleep":
+        actor.wake()
+    assert list(actor.gradients()) == []
+    assert largest_difference(gradients(actor, config, points), expected) == 0
+
+
+def test_a_rolled_back_update_was_never_made(configured):
+    """What is trained, the optimizer's state, the learning rate and where its schedule stands."""
+    config = configured("actor.optimizer.warmup_updates=8")
+    actor = make_actor(config)
+
+    def learn() -> float:
+        for parameter in actor._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        return actor.apply_gradients()[1]
+
+    def state() -> dict[str, torch.Tensor]:
+        whole = dict(actor.weights()) | dict(actor.full_optimizer_state())
+        return {name: tensor.clone() for name, tensor in whole.items()}
+
+    assert learn() == pytest.approx(0.01 / 8)
+    actor.keep()
+    kept = state()
+    assert [learn(), learn()] == pytest.approx([0.01 * 2 / 8, 0.01 * 3 / 8])
+    assert all(not torch.equal(tensor, kept[name]) for name, tensor in state().items())
+    actor.rollback()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state().items())
+    assert learn() == pytest.approx(0.01 * 2 / 8)
+    after = state()
+    actor.rollback()  # as often as one likes
+    assert learn() == pytest.approx(0.01 * 2 / 8)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in state().items())
+
+
+def test_a_learning_rate_schedule_goes_on_in_another_actor(configured):
+    """As in a run that is resumed: the next update is made with the rate that comes next."""
+    config = configured("actor.optimizer.warmup_updates=8")
+    first, second = make_actor(config), make_actor(config)
+    for _ in range(3):
+        for parameter in first._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        first.apply_gradients()
+    second.load(CURRENT, dict(first.weights()))
+    for name, tensor in second.sharded_state().items():
+        tensor.copy_(first.sharded_state()[name])
+    second.load_scheduler_state(json.loads(json.dumps(first.scheduler_state())))
+    for actor in (first, second):
+        for parameter in actor._parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        assert actor.apply_gradients()[1] == pytest.approx(0.01 * 4 / 8)
+    after = dict(second.weights())
+    assert all(torch.equal(tensor, after[name]) for name, tensor in first.weights())
 
 
 def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from omnirl_hpc.algorithms.algorithm import TrainingPoint, weighted_sum
-from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, gaussian_kl
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig, SamplingConfig
+from omnirl_hpc.algorithms.algorithm import weighted_sum
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, TransitionPoint, gaussian_kl
+from omnirl_hpc.algorithms.units import Batch
+from omnirl_hpc.config.schema import Config, SamplingConfig
+from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.samples import SampleIdentity, Samples, Trajectory
@@ -33,26 +36,26 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 
 def point(
     ratios: list[float], advantages: list[float], weights: list[float], algorithm: FlowGRPO
-) -> tuple[TrainingPoint, torch.Tensor]:
+) -> tuple[TransitionPoint, torch.Tensor]:
     """A training point and a velocity [B, S, C] whose likelihood ratios are `ratios`."""
     batch = len(ratios)
     velocity = normal(batch, *SHAPE, seed=0)
-    made = TrainingPoint(
+    made = TransitionPoint(
         latents=one(normal(batch, *SHAPE, seed=1)),
         timesteps=one(torch.full((batch,), 800.0)),
         conditions={},
         negative=None,
-        advantages=torch.tensor(advantages),
         weights=torch.tensor(weights),
-        extras={
-            "next_latents": one(normal(batch, *SHAPE, seed=2)),
-            "sigma": one(torch.full((batch,), 0.8)),
-            "sigma_next": one(torch.full((batch,), 0.6)),
-            "sigma_max": one(torch.full((batch,), 0.9)),
-        },
+        advantages=torch.tensor(advantages),
+        next_latents=one(normal(batch, *SHAPE, seed=2)),
+        sigma=one(torch.full((batch,), 0.8)),
+        sigma_next=one(torch.full((batch,), 0.6)),
+        sigma_max=one(torch.full((batch,), 0.9)),
+        rollout_log_prob=torch.zeros(batch),
+        old_log_prob=torch.zeros(batch),
     )
-    made.extras["old_log_prob"] = algorithm.log_prob(made, one(velocity)) - torch.log(torch.tensor(ratios))
-    return made, velocity
+    old = algorithm.log_prob(made, one(velocity)) - torch.log(torch.tensor(ratios))
+    return replace(made, old_log_prob=old), velocity
 
 
 @pytest.mark.parametrize(
@@ -105,10 +108,10 @@ def test_a_sample_of_weight_zero_counts_nothing_even_if_it_is_nan(kl_coef):
     expected = algorithm.loss(alone, velocities(velocity)).loss
 
     made, velocity = point([1.1, 1.0], [1.0, math.nan], [1.0, 0.0], algorithm)
-    made.extras["old_log_prob"][1] = math.nan
+    made.old_log_prob[1] = math.nan
     made.latents[LATENTS][0] = alone.latents[LATENTS][0]
-    made.extras["next_latents"][LATENTS][0] = alone.extras["next_latents"][LATENTS][0]
-    made.extras["old_log_prob"][0] = algorithm.log_prob(made, one(velocity))[0] - math.log(1.1)
+    made.next_latents[LATENTS][0] = alone.next_latents[LATENTS][0]
+    made.old_log_prob[0] = algorithm.log_prob(made, one(velocity))[0] - math.log(1.1)
     velocity.requires_grad_()
     output = algorithm.loss(made, velocities(velocity))
     output.loss.backward()
@@ -165,14 +168,35 @@ def test_without_a_kl_coefficient_no_reference_is_needed():
     assert not make(old_log_prob="rollout").recomputes_old_log_prob
 
 
+def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
+    assert make(old_log_prob="rollout", clip_range=0.03).tolerated_gap == 0.03
+    assert make(old_log_prob="recompute", clip_range=0.03).tolerated_gap == math.inf
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("clip_range", 0.0, "must be greater than 0"),
+        ("advantage_clip", 0.0, "must be greater than 0"),
+        ("kl_coef", -0.1, "must not be negative"),
+        ("old_log_prob", "engine", "one of: recompute, rollout"),
+        ("advantage_std", "global", "one of: batch, group, null"),
+    ],
+)
+def test_settings_check_themselves(key, value, said):
+    with pytest.raises(ConfigError, match=f"^algorithm.{key}={value} .*{said}"):
+        FlowGRPOConfig(**{key: value})
+
+
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
-def test_before_the_first_update_the_policy_is_compared_with_the_engine(old):
+def test_the_ratio_is_to_the_actors_log_probs_or_to_the_trusted_ones(old):
+    """The point that was given stays as it is."""
     algorithm = make(old_log_prob=old)
     made, velocity = point([1.0, 1.1], [1.0, 1.0], [0.5, 0.5], algorithm)
-    log_prob, before = algorithm.log_prob(made, one(velocity)), made.extras["old_log_prob"]
-    made.extras["rollout_log_prob"] = log_prob + torch.tensor([0.25, -0.5])
-    assert algorithm.before_first_update(made, one(velocity)).tolist() == pytest.approx([0.25, 0.5], abs=1e-6)
-    assert torch.equal(made.extras["old_log_prob"], log_prob if old == "recompute" else before)
+    before, log_prob = made.old_log_prob.clone(), algorithm.log_prob(made, one(velocity))
+    seen = algorithm.with_old(made, log_prob).old_log_prob
+    assert torch.equal(seen, log_prob if old == "recompute" else before)
+    assert torch.equal(made.old_log_prob, before)
 
 
 @pytest.mark.parametrize(("std", "expected"), [(None, [-1, 1, -1, 1]), ("batch", [-0.774537, 0.774537] * 2)])
@@ -213,19 +237,23 @@ def test_one_training_point_for_each_step_of_the_window():
         noise_hash=torch.zeros(2, dtype=torch.int64),
         trajectory=trajectory,
     )
-    points = make().training_points(samples, torch.tensor([1.0, -1.0]), torch.tensor([0.6, 0.4]))
+    batch = Batch(samples, torch.tensor([1.0, -1.0]), torch.tensor([0.6, 0.4]))
+    points = list(make().training_points(batch, schedules={}))
     assert len(points) == window
     for i, made in enumerate(points):
         for got, expected in (
             (made.latents, trajectory.latents[LATENTS][:, i]),
-            (made.extras["next_latents"], trajectory.latents[LATENTS][:, i + 1]),
+            (made.next_latents, trajectory.latents[LATENTS][:, i + 1]),
             (made.timesteps, trajectory.timesteps[LATENTS][:, i]),
-            (made.extras["sigma"], trajectory.sigmas[LATENTS][:, i]),
-            (made.extras["sigma_next"], trajectory.sigmas[LATENTS][:, i + 1]),
+            (made.sigma, trajectory.sigmas[LATENTS][:, i]),
+            (made.sigma_next, trajectory.sigmas[LATENTS][:, i + 1]),
         ):
             assert torch.equal(got[LATENTS], expected)
-        assert torch.equal(made.extras["rollout_log_prob"], trajectory.log_probs[:, i])
+        assert torch.equal(made.rollout_log_prob, trajectory.log_probs[:, i])
         assert made.conditions["embeds"].flatten().tolist() == [0.0, 1.0]
+        assert torch.equal(made.old_log_prob, trajectory.log_probs[:, i])  # until recomputed
+        assert made.sigma_max[LATENTS].tolist() == pytest.approx([0.95, 0.95])
+        assert made.weights.tolist() == pytest.approx([0.6 / 3, 0.4 / 3])
         assert made.advantages.tolist() == [1.0, -1.0]
     assert sum(float(made.weights.sum()) for made in points) == pytest.approx(1.0)  # of the update
 
@@ -243,20 +271,19 @@ def test_two_streams_count_by_their_elements():
 
     x, following, velocity, reference = (streams(seed) for seed in range(4))
     same = lambda value: {name: torch.full((batch,), value) for name in shapes}  # noqa: E731
-    made = TrainingPoint(
+    made = TransitionPoint(
         latents=x,
         timesteps=same(800.0),
         conditions={},
         negative=None,
-        advantages=torch.ones(batch),
         weights=torch.full((batch,), 0.5),
-        extras={
-            "next_latents": following,
-            "sigma": same(0.8),
-            "sigma_next": same(0.6),
-            "sigma_max": same(0.9),
-            "old_log_prob": torch.zeros(batch),
-        },
+        advantages=torch.ones(batch),
+        next_latents=following,
+        sigma=same(0.8),
+        sigma_next=same(0.6),
+        sigma_max=same(0.9),
+        rollout_log_prob=torch.zeros(batch),
+        old_log_prob=torch.zeros(batch),
     )
     step = lambda v: transition(  # noqa: E731
         "sde", flat(v), flat(x), 0.8, 0.6, noise_level=0.7, next_sample=flat(following)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -27,8 +28,7 @@ from omnirl_hpc.checkpoints.adapters import load_adapter
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault, read_state, writer
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, ConfigError
-from omnirl_hpc.models.lora import peft_config
+from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from tests.helpers import ALONE, CPU, make_config, one_rank_group, run_ranks
 
@@ -149,7 +149,7 @@ def test_a_torn_checkpoint_is_passed_over_and_said_so(saved, caplog, tear):
     name, damage, fault = TEARS[tear]
     for step in ("step_000003", "step_000002"):
         damage(folder / step / name)
-        assert re.match(fault, find_fault(folder / step))
+        assert re.match(fault, find_fault(folder / step).text)
     with caplog.at_level(logging.WARNING, logger="omnirl_hpc"):
         assert checkpointer.find() == folder / "step_000001"
     said = [record.getMessage() for record in caplog.records]
@@ -180,6 +180,7 @@ def test_a_checkpoint_that_was_being_replaced_is_found(saved):
     (folder / "step_000002.old").mkdir()  # killed after both renames, before the removal
     assert make(folder).find() == folder / "step_000003"
     assert find_fault(folder / "step_000002") is None
+    assert_loads(make(folder), folder / "step_000003", 3)
     assert not [*folder.glob("*.old"), *folder.glob("*.tmp")]  # of a large model they would fill the disk
 
 
@@ -200,11 +201,92 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(saved, monkeypatch):
     assert find_fault(folder / "step_000003") is None
 
 
-def test_none_whole_is_none(saved):
-    folder, checkpointer = saved
+def test_none_whole_is_an_error_and_nothing_is_lost(saved):
+    folder, _ = saved
     for path in folder.glob("step_*"):
-        (path / "manifest.json").unlink()
-    assert checkpointer.find() is None
+        truncate(path / ADAPTER)
+    (folder / "step_000003").rename(folder / "step_000003.old")
+    (folder / "step_000004.tmp").mkdir()
+    with pytest.raises(ConfigError) as refused:
+        make(folder).find()
+    said = str(refused.value)
+    assert (
+        said.startswith(f"{folder} has no whole checkpoint (step_000003 has ") and "step_000001 has " in said
+    )
+    assert said.count(f"says rank 0 on {socket.gethostname()}") == 3
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "latest",
+        *(f"step_00000{step}" for step in (1, 2, 3)),
+        "step_000004.tmp",
+    ]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("file", [ADAPTER, "manifest.json"])
+def test_what_cannot_be_read_is_not_passed_over(saved, monkeypatch, number, file):
+    """It may well be whole: going on from the one before would erase what came after that."""
+    folder, _ = saved
+    opened = io.open
+
+    def refuse(path, *arguments, **options):
+        if str(path) == str(folder / "step_000003" / file):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ConfigError) as refused:
+        make(folder).find()
+    said = str(refused.value)
+    assert (
+        f"{folder}/step_000003 has {file}, which cannot be read ({os.strerror(number)}), says rank 0 on"
+        in said
+    )
+    assert said.endswith("or name an older one by checkpoint.resume_step=N; there are: [1, 2]")
+    assert make(folder, resume_step=2).find() == folder / "step_000002"
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(saved, monkeypatch):
+    folder, checkpointer = saved
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(
+        ConfigError, match=f"{folder} cannot be listed, says {socket.gethostname()}: Permission"
+    ):
+        checkpointer.find()
+
+
+def test_a_save_that_was_killed_before_its_last_rename_is_whole(saved):
+    folder, _ = saved
+    (folder / "step_000003").rename(folder / "step_000003.tmp")
+    assert make(folder).find() == folder / "step_000003"
+
+
+def test_older_ones_go_when_the_new_one_is_in_its_place(saved, monkeypatch):
+    """A kill at any moment of a save leaves what is needed: the manifest before the rename, `latest` and the
+    pruning after it.
+    """
+    folder, _ = saved
+    rename, seen = Path.rename, []
+
+    def watched(path, target):
+        if path.suffix == ".tmp" and path.parent == folder:
+            whole = [step for step in (1, 2, 3) if find_fault(folder / f"step_00000{step}") is None]
+            new = folder / f"step_000004{'.tmp' if Path(target).name == 'step_000004' else ''}"
+            seen.append((Path(target).name, whole, find_fault(new), (folder / "latest").read_text()))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    make(folder, keep=1).save(content(4))
+    assert seen == [
+        ("step_000004", [1, 2, 3], None, "step_000003"),
+        ("latest", [1, 2, 3], None, "step_000003"),
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step_000004"]
 
 
 def test_a_step_that_is_asked_for(saved):
@@ -241,6 +323,9 @@ def test_later_checkpoints_are_put_aside_when_a_run_goes_another_way(saved):
 
 def test_the_same_step_can_be_saved_again(saved):
     folder, checkpointer = saved
+    other = {name: tensor + 1 for name, tensor in content(3).adapters["adapter"].items()}
+    checkpointer.save(replace(content(3), adapters={"adapter": other}))
+    assert same(load_adapter(folder / "step_000003" / "adapter"), other)
     checkpointer.save(content(3))
     assert_loads(checkpointer, folder / "step_000003", 3)
 
@@ -329,6 +414,37 @@ def test_a_rank_that_cannot_write_is_known_to_all(small_disk):
     assert sorted(p.name for p in disk.iterdir()) == ["latest", "step_000001", "step_000003"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_lost_the_lock_touches_no_checkpoint(tmp_path, asynchronous):
+    """Neither a new one, nor old ones that would be deleted, nor what another run is writing."""
+    lost = False
+
+    def require_lock() -> None:
+        if lost:
+            raise LockLostError("taken over")
+
+    config = CheckpointConfig(keep=1, asynchronous=asynchronous)
+    checkpointer = Checkpointer(tmp_path, config, 0, 60.0, require_lock)
+    checkpointer.save(content(1))
+    checkpointer.wait()
+    checkpointer.save(content(2))
+    if asynchronous:  # written, and not yet published
+        checkpointer._pending[1].result()
+    (tmp_path / "step_000003.tmp").mkdir()
+    lost = True
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    change = (
+        checkpointer.wait if asynchronous else lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.save(content(3)),
+        lambda: checkpointer.load(tmp_path / "step_000002", content(2).sharded),
+        lambda: Checkpointer(tmp_path, config, 0, 60.0, require_lock),
+    )
+    for action in change[:2] if asynchronous else change[1:]:
+        with pytest.raises(LockLostError, match="^rank 0: taken over$"):
+            action()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def save_and_find_on_two_ranks(folder) -> dict:
     """What a rank reads to checksum it, at each save and when the run goes on; what is found, also when a
     part is torn.
@@ -353,7 +469,15 @@ def save_and_find_on_two_ranks(folder) -> dict:
     if rank == 0:
         flip(folder / "step_000002/optimizer/__1_0.distcp")
     dist.barrier()
-    return result | {"found when torn": checkpointer.find(), "said": said}
+    result |= {"found when torn": checkpointer.find(), "said": list(said)}
+    checkpoint_files.crc = lambda path: refuse_reading() if rank else 0  # torn for one, closed to the other
+    with pytest.raises(ConfigError) as refused:
+        checkpointer.find()
+    return result | {"refused": str(refused.value)}
+
+
+def refuse_reading():
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
@@ -376,13 +500,19 @@ def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
         assert (
             f"step_000002 is not whole ({fault}, says rank 1 on {socket.gethostname()}): going back" in line
         )
+    assert first["refused"] == second["refused"]
+    assert (
+        f"{torn} has optimizer/__1_0.distcp, which cannot be read (Input/output error), says rank 1 on "
+        in first["refused"]
+    )
     # on another number of ranks
     assert make(tmp_path).find() == step
     loaded = {name: torch.zeros(4, 2) for name in NAMES}
     make(tmp_path).load(step, loaded)
     assert all(torch.equal(tensor, torch.arange(8.0).view(4, 2)) for tensor in loaded.values())
     flip(step / "optimizer/__1_0.distcp")
-    assert make(tmp_path).find() is None
+    with pytest.raises(ConfigError, match="has no whole checkpoint"):
+        make(tmp_path).find()
 
 
 def test_the_writer_of_a_file():
@@ -402,24 +532,19 @@ def test_a_file_that_cannot_be_read_is_a_fault_and_no_rank_waits(saved, monkeypa
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(checkpoint_files, "crc", fail)
-    assert re.match(
-        r"has \S+, which cannot be read \(Input/output error\)", find_fault(folder / "step_000003")
-    )
+    fault = find_fault(folder / "step_000003")
+    assert fault.unreadable and re.match(r"has \S+, which cannot be read \(Input/output error\)", fault.text)
 
 
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     tiny_model, tiny_prompts, tmp_path
 ):
-    """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
+    """Rank 64, the recipe's: names and headers are small beside the tensors, as in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = dict(actor.weights()), actor.optimizer_state()
     checkpointer = make(tmp_path / "c")
-    checkpointer.save(
-        CheckpointContent(
-            0, {"adapter": lora}, optimizer, {"step": 0}, peft_config(config.actor.lora, actor.lora_targets)
-        )
-    )
+    checkpointer.save(CheckpointContent(0, {"adapter": lora}, optimizer, {"step": 0}, actor.adapter_config))
     written = sum(f.stat().st_size for f in (tmp_path / "c" / "step_000000").rglob("*") if f.is_file())
     payload = sum(t.numel() * t.element_size() for t in [*lora.values(), *optimizer.values()])
     assert payload < written <= 1.1 * payload

@@ -6,9 +6,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
 from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
-from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.config.schema import Config, DataConfig, RewardConfig, RewardPartConfig
 from omnirl_hpc.errors import DataError
+from tests.tables import (
+    raw_text,
+    write_with_a_nanosecond,
+    write_with_latin_metadata,
+    write_with_latin_prompt,
+    write_with_two_columns_of_a_name,
+)
 
 NEEDING = RewardPartConfig("tests.rewards.scripted:NeedsTargets")
 INDIFFERENT = RewardPartConfig("tests.rewards.scripted:Scripted")
@@ -31,21 +39,25 @@ def test_a_complete_table(check):
 
 def test_rows_without_a_target_are_named(check):
     with pytest.raises(
-        DataError, match=r"`target`, and 3 of 5 rows of \S+t.parquet have no target: rows 1, 3, 4\. Fill them"
+        DataError,
+        match=r"^3 of 5 rows of \S+t.parquet cannot be used: row group 0, row 1: it has no target, with "
+        r"which reward 1 compares; row group 1, row 3: it .*; row group 2, row 4: it .* compares\. Mend them",
     ):
         check(INDIFFERENT, NEEDING, prompt=["a", "b", "c", "d", "e"], target=["A", None, "C", "", "  "])
 
 
 def test_a_table_without_the_column_names_the_first_rows(check):
     with pytest.raises(
-        DataError, match=r"and 20 of 20 rows .* have no target: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\."
+        DataError, match=r"^20 of 20 rows .*row group 2, row 4: it has no target, .* compares; …\. Mend"
     ):
         check(NEEDING, prompt=["a"] * 20)
 
 
 def test_rows_without_a_prompt_are_named(check):
     with pytest.raises(
-        DataError, match=r"^2 of 5 rows of \S+t.parquet have no prompt: rows 2, 4\. Fill them"
+        DataError,
+        match=r"^2 of 5 rows of \S+t.parquet cannot be used: row group 1, row 2: the prompt is empty; row "
+        r"group 2, row 4: the prompt is empty\. Mend",
     ):
         check(INDIFFERENT, prompt=["a", "b", None, "d", " "])
 
@@ -65,7 +77,7 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
     )
     check_prompts(config)
     config.evaluation.prompts = tables["held_out"]
-    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet have no target"):
+    with pytest.raises(DataError, match=r"1 of 1 rows of \S+held_out.parquet cannot be used"):
         check_prompts(config)
 
 
@@ -87,6 +99,42 @@ class Counter:
         return widths[-1] - 1
 
 
+def test_two_rows_of_one_id_would_share_their_random_draws(check):
+    with pytest.raises(
+        DataError, match=r"row group 1, row 2: the id x is that of \S+, row group 0, row 0, too"
+    ):
+        check(INDIFFERENT, prompt=["a", "b", "c"], id=["x", "y", "x"])
+
+
+def test_the_columns_that_a_reward_reads(check):
+    reading = RewardPartConfig("tests.rewards.scripted:ReadsStyles")
+    check(reading, prompt=["a"], style=["ink"])
+    with pytest.raises(DataError, match="has no column 'style', which a reward reads"):
+        check(reading, prompt=["a"])
+    with pytest.raises(DataError, match=r"row group 1, row 2: style is not UTF-8 \(byte 0xe9\)"):
+        check(reading, prompt=["a", "b", "c"], style=raw_text([b"ink", b"oil", b"gouach\xe9"]))
+    check(INDIFFERENT, prompt=["a", "b", "c"], style=raw_text([b"ink", b"oil", b"gouach\xe9"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (write_with_a_nanosecond, None),
+        (write_with_latin_metadata, None),
+        (write_with_latin_prompt, "1 of 12 rows .* cannot be used: row group 1, row 11: prompt is not UTF-8"),
+        (write_with_two_columns_of_a_name, "has several columns 'prompt'"),
+    ],
+)
+def test_tables_of_other_programs(tmp_path, make, said):
+    data = DataConfig(prompts=str(make(tmp_path / "t.parquet")))
+    config = Config(data=data, algorithm=FlowGRPOConfig(), reward=RewardConfig({"a": INDIFFERENT}))
+    if said is None:
+        check_prompts(config)
+    else:
+        with pytest.raises(DataError, match=said):
+            check_prompts(config)
+
+
 class TestLengths:
     """Padded widths of 8 and 16: with a token of padding and the template, 12 bytes fit."""
 
@@ -102,7 +150,8 @@ class TestLengths:
     def test_rows_that_are_too_long_are_named(self, config):
         with pytest.raises(
             DataError,
-            match=r"^2 of 4 rows of \S+t.parquet have a prompt of 16 tokens or more: rows 1, 2\. Shorten",
+            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has 17 tokens, of "
+            r"which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for",
         ):
             check_prompt_lengths(config, Counter(limit=40))
 
@@ -116,7 +165,7 @@ class TestLengths:
             pa.table({"prompt": ["x", "y"], "negative_prompt": ["z", "z" * 13]}), tmp_path / "t.parquet"
         )
         with pytest.raises(
-            DataError, match=r"1 of 2 rows .* have a negative_prompt of 16 tokens or more: rows 1\."
+            DataError, match=r"1 of 2 rows .*: row group 0, row 1: its negative prompt has 16 tokens"
         ):
             check_prompt_lengths(config, Counter(limit=40))
         config.sampling.true_cfg_scale = 1.0
@@ -124,5 +173,5 @@ class TestLengths:
 
     def test_the_negative_prompt_of_all_rows(self, config):
         config.data.text_lengths, config.data.negative_prompt = [128], "z" * 200
-        with pytest.raises(DataError, match="^data.negative_prompt has 128 tokens or more"):
+        with pytest.raises(DataError, match="^data.negative_prompt cannot be used: its .* has 203 tokens"):
             check_prompt_lengths(config, Counter())

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
+from dataclasses import asdict
 from pathlib import Path
 
+from omnirl_hpc.launch.identity import Identity
+from omnirl_hpc.launch.lock import describe_this_run
+
+ALONE = Identity("alone", 0, 0, 1)
 STATES = ("finished", "running", "started", "empty", "missing", "torn")
+
+
+def lock_by_this_process(run: Path, job: str) -> None:
+    """As if this process were a Slurm job that holds the folder."""
+    holder = describe_this_run(ALONE, {"SLURM_JOB_ID": job})
+    (run / "lock").mkdir()
+    (run / "lock" / f"{holder.token}.json").write_text(json.dumps(asdict(holder)))
 
 
 def make_state(state: str, finished: Path, folder: Path) -> Path:
@@ -22,8 +32,7 @@ def make_state(state: str, finished: Path, folder: Path) -> Path:
         return run
     shutil.copytree(finished, run)
     if state == "running":  # this process is the job; a line and a checkpoint are being written
-        holder = {"job": "slurm job 7", "host": socket.gethostname(), "pid": os.getpid()}
-        (run / "lock.json").write_text(json.dumps(holder))
+        lock_by_this_process(run, "7")
         metrics = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
         (run / "metrics.jsonl").write_text(metrics[0] + metrics[1] + metrics[2][:40])
         (run / "checkpoints/step_000003").rename(run / "checkpoints/step_000003.tmp")

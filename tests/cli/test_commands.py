@@ -17,6 +17,9 @@ import pytest
 
 import omnirl_hpc
 from omnirl_hpc.cli.main import COMMANDS, main
+from omnirl_hpc.errors import EXIT_NO_READER
+from tests.cli.run_states import lock_by_this_process
+from tests.stand_ins import write_descriptions
 
 ROOT = Path(omnirl_hpc.__file__).parent.parent
 # A hook says at exit whether torch was imported.
@@ -50,10 +53,10 @@ def omnirl(*arguments: object, **environ: str) -> subprocess.CompletedProcess:
     )
 
 
-def said(result: subprocess.CompletedProcess) -> str:
-    """The one line of a command that ended with exit code 2 before it imported torch."""
+def said(result: subprocess.CompletedProcess, torch: bool = False) -> str:
+    """The one line of a command that ended with exit code 2, before it imported torch or after."""
     assert result.returncode == 2, result.stderr
-    assert "TORCH False" in result.stdout
+    assert f"TORCH {torch}" in result.stdout
     assert "Traceback" not in result.stderr
     (line,) = result.stderr.splitlines()
     return line
@@ -62,8 +65,7 @@ def said(result: subprocess.CompletedProcess) -> str:
 @pytest.fixture
 def train(tiny_prompts, tmp_path):
     """`omnirl-hpc train` with a stand-in for a checkpoint, which is looked at but never loaded."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model_index.json").touch()
+    write_descriptions(tmp_path / "model")
 
     def run(*overrides: object, **environ: str) -> subprocess.CompletedProcess:
         needed = (
@@ -98,7 +100,10 @@ def test_an_unknown_command_names_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("prompts",), "say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE"),
+        (
+            ("prompts",),
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE",
+        ),
         (("prompts", "out.parquet", "--kind", "poems", "--count", "3"), "invalid choice: 'poems'"),
         (("prompts", "out.parquet", "--kind", "ocr", "--count", "many"), "invalid int value: 'many'"),
         (("tiny-model",), "the following arguments are required: out"),
@@ -166,18 +171,16 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("steps=abc", ["steps=abc"]),
         ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
         ("model.height=100", ["model.height=100", "multiple of 16"]),
-        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
         ("reward=beauty", ["reward=beauty", "jpeg_compressibility, ocr"]),
         ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
-        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
+        ("model.path=Qwen/Qwen-Image", ["model.path=Qwen/Qwen-Image", "omnirl-hpc prefetch"]),
         (
             "sampling.window.size=6",
             ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"],
         ),
         ("sampling.window.last=9", ["sampling.window.last=9", "sampling.num_inference_steps - 1 = 5"]),
-        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
         ("actor.optimizer.lr=-1", ["actor.optimizer.lr=-1", "positive"]),
         ("sampling.noise_level=0", ["sampling.noise_level=0"]),
         ("residency=shared", ["residency=shared", "swap, resident"]),
@@ -199,10 +202,28 @@ def test_a_wrong_setting_is_one_sentence(train, override, names):
     assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
 
 
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
+        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
+        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
+        ("algorithm.clip_rnge=1", ["algorithm.clip_rnge", "did you mean algorithm.clip_range"]),
+    ],
+)
+def test_a_wrong_setting_of_an_algorithm_is_one_sentence(train, override, names):
+    """Its file needs torch; no process group is formed."""
+    line = said(train(override), torch=True)
+    assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
+
+
 def test_help_of_train_says_where_settings_are(train):
     for result in (omnirl("train", "--help"), train("--help")):
         assert result.returncode == 0 and "TORCH False" in result.stdout
-        assert "recipe=flowgrpo_qwen_image | flowgrpo_tiny | none" in result.stdout
+        assert (
+            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_qwen_image | flowgrpo_tiny | none"
+            in result.stdout
+        )
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout
 
 
@@ -229,14 +250,27 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     assert "holds a run with other settings" in said(train())
 
 
+def test_a_run_of_another_algorithm_is_not_overwritten(train, tmp_path):
+    """Its name is compared at once, its settings when its file has been read."""
+    for changed, torch in (("name: other", False), ("clip_range: 7", True)):
+        folder = tmp_path / "run"
+        (folder / "checkpoints" / "step_000000").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(f"algorithm:\n  {changed}\n")
+        line = said(train(), torch=torch)
+        assert "holds a run with other settings" in line and f"algorithm.{changed.partition(':')[0]}=" in line
+
+
 def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):
     """Its checkpoint may be gone since. What is found instead is the next fault, of the folder."""
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
-    assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
-    assert "holds a run with other settings" in said(
-        train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
-    )
+    back = ("checkpoint.resume_step=7",)
+    job = {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}
+    # killed before it went back: it does so now
+    assert "there is no such checkpoint" in said(train(*back, **job))
+    (tmp_path / "run" / "returned.json").write_text('{"job": "9", "step": 7}')
+    assert "holds a run with other settings" in said(train(*back, **job))
+    assert "there is no such checkpoint" in said(train(*back, SLURM_JOB_ID="10"))
 
 
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
@@ -246,7 +280,7 @@ def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):
     assert "cannot be read as parquet" in said(train(f"data.prompts={tmp_path / 'text.parquet'}"))
 
 
-def test_every_rank_checks_and_rank_0_speaks_first(train):
+def test_every_rank_checks_and_rank_0_reports_first(train):
     world = {"LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     assert "data.prompts_per_step=4 cannot be dealt evenly to 3 rollout replicas" in said(
         train(RANK="0", **world)
@@ -260,10 +294,10 @@ def test_every_rank_checks_and_rank_0_speaks_first(train):
 def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     world = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     (tmp_path / "run").mkdir()
-    holder = {"job": "slurm job 5", "host": socket.gethostname(), "pid": os.getpid()}
-    (tmp_path / "run" / "lock.json").write_text(json.dumps(holder))
+    lock_by_this_process(tmp_path / "run", "5")
     micro = "actor.micro_batch_size=4"
-    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 on {socket.gethostname()}"
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    in_use = f"run_dir={tmp_path / 'run'} is in use by slurm job 5 ({process})"
     assert in_use in said(train(micro, RANK="0", **world))
     assert f": rank 1 of 2 on {socket.gethostname()} (torchrun): {in_use}" in said(
         train(micro, RANK="1", **world)
@@ -275,8 +309,28 @@ def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
         "config.yaml",
-        "lock.json",
+        "lock",
     ]  # nothing was touched
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["status", "--help"]])
+def test_output_that_nobody_reads_ends_the_command_in_silence(command):
+    """As `omnirl-hpc status RUN | head -n 1`, here with a reader that has gone before the first line."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = [sys.executable, "-m", "omnirl_hpc", *command]
+    ended = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (EXIT_NO_READER, "")
+
+
+def test_another_broken_pipe_is_an_error_like_any_other(monkeypatch, capfd):
+    def score(arguments: list[str]) -> None:
+        raise BrokenPipeError("the pipe to a worker")
+
+    monkeypatch.setattr("omnirl_hpc.cli.status.run", score)
+    with capfd.disabled(), pytest.raises(BrokenPipeError, match="to a worker"):
+        main(["status", "run"])
 
 
 def test_a_launcher_that_contradicts_itself(train):

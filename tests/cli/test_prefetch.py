@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -120,6 +121,20 @@ def test_a_repository_that_is_not_complete(hub, tmp_path):
     hub.left_out = {"transformer/diffusion_pytorch_model.safetensors"}
     result = prefetch(tmp_path / "model", f"model.repo={REPO}", endpoint=hub.endpoint)
     assert result.returncode == 1 and "is not complete: transformer/ has no *.safetensors" in result.stderr
+
+
+def test_the_weights_of_what_cannot_be_trained_are_not_fetched(tiny_model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    index = json.loads((other / "model_index.json").read_text())
+    (other / "model_index.json").write_text(json.dumps(index | {"_class_name": "QwenImageEditPlusPipeline"}))
+    hub = Hub(other)
+    result = prefetch(tmp_path / "model", f"model.repo={REPO}", endpoint=hub.endpoint)
+    hub.server.shutdown()
+    hub.server.server_close()
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "names the pipeline QwenImageEditPlusPipeline, not QwenImagePipeline" in result.stderr
+    assert hub.sent and not any(file.endswith(".safetensors") for file in hub.sent)
 
 
 def test_without_a_network_nothing_is_taken_for_complete(hub, tmp_path):

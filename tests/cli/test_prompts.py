@@ -6,7 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
 from omnirl_hpc.cli.main import main
+from omnirl_hpc.config.load import load_config
+from omnirl_hpc.errors import DataError
+from omnirl_hpc.models.qwen_image.family import QwenImage
 
 
 @pytest.fixture
@@ -51,13 +55,15 @@ def test_every_row_that_cannot_be_used_is_named_by_row_group_and_row(check, tabl
 def test_two_rows_with_one_id_would_share_their_random_draws(check, table):
     file = table(prompt=["a", "b", "c"], id=["x", "y", "x"])
     code, out, _ = check(file)
-    assert code == 2 and out == [f"{file}, row group 1, row 2: the id x is another row's too"]
+    assert code == 2 and out == [
+        f"{file}, row group 1, row 2: the id x is that of {file}, row group 0, row 0, too"
+    ]
 
 
 def test_a_prompt_that_is_too_long_is_found_with_the_model(check, table, tiny_model):
     file = table(prompt=["short", "b" * 2000, "c"])
     assert check(file)[0] == 0  # without a tokenizer nobody can know
-    code, out, err = check(file, "--model", tiny_model)
+    code, out, err = check(file, f"model.path={tiny_model}")
     assert code == 2
     (line,) = out
     assert line.startswith(f"{file}, row group 0, row 1: a prompt of 2")
@@ -65,10 +71,34 @@ def test_a_prompt_that_is_too_long_is_found_with_the_model(check, table, tiny_mo
     assert "1 of 3 rows" in err
 
 
+def test_what_a_recipe_needs_is_found_as_train_finds_it(check, table, tiny_model, tmp_path):
+    """The same rows by `--check` with the run's settings and by `train`, whatever is wrong with them."""
+    file = table(prompt=["a", "b" * 1500, "c", "d"], target=["A", "B", None, "D"], id=["1", "2", "3", "1"])
+    settings = ("recipe=flowgrpo_tiny", "reward=ocr", f"model.path={tiny_model}", "data.text_lengths=[256]")
+    code, out, _ = check(file, *settings)
+    assert code == 2 and [line.partition(": ")[0] for line in out] == [
+        f"{file}, row group {row // 2}, row {row}" for row in (1, 2, 3)
+    ]
+    config = load_config([*settings, f"data.prompts={file}", f"run_dir={tmp_path}/run"]).config
+    refused = {}
+    for name, find in {
+        "prompts": check_prompts,
+        "lengths": lambda config: check_prompt_lengths(config, QwenImage(config.model).count_text_tokens),
+    }.items():
+        with pytest.raises(DataError) as error:
+            find(config)
+        refused[name] = str(error.value)
+    assert "row 2: it has no target" in refused["prompts"] and "row 3: the id 1" in refused["prompts"]
+    assert (
+        "row group 0, row 1: its prompt has " in refused["lengths"]
+        or "row 1: a prompt of" in refused["lengths"]
+    )
+
+
 def test_the_longest_prompt_is_told_for_the_choice_of_text_lengths(check, table, tiny_model):
     file = table(prompt=["a", "bbb"])
     short, longer = (
-        check(table(prompt=prompts), "--model", tiny_model)[1][0] for prompts in (["a"], ["a", "bbb"])
+        check(table(prompt=prompts), f"model.path={tiny_model}")[1][0] for prompts in (["a"], ["a", "bbb"])
     )
     counts = [int(line.rpartition("the longest has ")[2].split()[0]) for line in (short, longer)]
     assert counts[1] == counts[0] + 2  # the tiny model's tokens are bytes
@@ -115,8 +145,8 @@ def test_a_file_of_another_form_is_converted(capsys, tmp_path):
         (["p.txt/out.parquet", "--from", "p.txt"], "p.txt/out.parquet cannot be written: "),
         (["out.parquet", "--from", "empty.txt"], "empty.txt has no prompts"),
         (
-            ["--check", "p.txt", "--model", "m", "--family", "sd3"],
-            "model=sd3 is not known; it must be one of: qwen_image, or",
+            ["--check", "there.parquet", "model.path=m", "steps=x"],
+            "steps=x must be a whole number",
         ),
     ],
 )

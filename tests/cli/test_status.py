@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 
 import pytest
 
 from omnirl_hpc.cli.main import main
+from omnirl_hpc.launch import lock
 from tests.cli.run_states import make_state
 
 
@@ -36,9 +39,24 @@ def test_a_finished_run(status, finished_run):
 def test_a_running_one(status, finished_run):
     """Two steps are written down; the checkpoint after the third is being written."""
     said = status("running")
-    assert said["state"].startswith("running: slurm job 7 on ") and said["step"] == "2 of 3"
+    assert (
+        said["state"] == f"running: slurm job 7 (process {os.getpid()} on {socket.gethostname()})"
+        and said["step"] == "2 of 3"
+    )
     assert said["ends in"].count(":") == 2
     assert said["checkpoint"].startswith("step_00000") and "step_000003," not in said["checkpoint"]
+
+
+def test_one_that_is_silent(finished_run, tmp_path, capsys, monkeypatch):
+    """Locked from another machine: killed there, as it seems; `status` does not wait until that is certain."""
+    with monkeypatch.context() as there:
+        there.setattr(lock.socket, "gethostname", lambda: "node9")
+        run = make_state("running", finished_run, tmp_path)
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.0)
+    main(["status", str(run)])
+    said = capsys.readouterr().out
+    assert f"no sign of life for 10 s from slurm job 7 (process {os.getpid()} on node9)" in said
+    assert "if that was killed, the same command goes on" in said and "ends in     -" in said
 
 
 def test_one_that_has_only_started(status):

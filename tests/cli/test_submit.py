@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -51,6 +52,7 @@ def test_the_script(printed, tmp_path):
         "#SBATCH --requeue",
     ]
     assert f"RECIPE=flowgrpo_tiny\nRUN_DIR='{tmp_path}/my run'\n" in rest
+    assert f"\nPYTHON={sys.executable}\nOMNIRL_ROOT={script_folder().parent}\n" in rest
     assert (script_folder() / "common.sh").read_text() in rest
     assert rest.endswith("\ntrain data.prompts_per_step=8 seed=1 'data.text_lengths=[64,128]'\n")
     assert "MAX_REQUEUES=0" not in rest.split("# shellcheck")[0]
@@ -71,6 +73,27 @@ def test_a_chain_does_not_requeue(printed):
     assert "\nMAX_REQUEUES=0\n" in rest
 
 
+def test_names_with_punctuation(printed):
+    """tests/slurm shows that Slurm reads them so."""
+    header = printed('job_name=it\'s "a" #\\b').split("\n\n")[0]
+    assert r'''#SBATCH --job-name="it's \"a\" #\\b"''' in header.splitlines()
+
+
+def test_a_container_has_its_own_python(printed, tmp_path):
+    (tmp_path / "image.sif").touch()
+    assert "\nPYTHON=" not in printed(f"container={tmp_path}/image.sif").split("# shellcheck")[0]
+    assert "\nPYTHON=python3\n" in printed("python=python3")
+
+
+def test_no_folder_for_the_log(needed, capsys, monkeypatch, tmp_path):
+    (tmp_path / "logs").touch()
+    monkeypatch.chdir(tmp_path)
+    refused(*needed)
+    assert (
+        f"{tmp_path}/logs, where the job's log goes, cannot be made: File exists" in capsys.readouterr().err
+    )
+
+
 def test_cpu_nodes(printed):
     assert "gpus" not in printed("gpus_per_node=0", "ranks_per_node=2").split("\n\n")[0]
 
@@ -84,7 +107,12 @@ def test_cpu_nodes(printed):
         ("launcher=ssh", "launcher=ssh is not known; it must be one of: srun, torchrun, pmix, mpirun"),
         ("container=/not/there.sif", "container=/not/there.sif does not exist"),
         ("python=/not/there", "python=/not/there does not exist"),
-        ("job_name=my job", "job_name=my job has a space"),
+        ("job_name=x/y", "job_name=x/y has a slash: Slurm names the log after the job"),
+        (
+            "partition=a\n#SBATCH --wrap=b",
+            "partition='a\\n#SBATCH --wrap=b' has characters that cannot be printed",
+        ),
+        ("stop_before=86400", "stop_before=86400 (seconds) must be less than time=24:00:00"),
         ("time=soon", "time=soon is no time limit"),
         ("time=4", "warning=300 (seconds) must be less than time=4"),
         ("partiton=gpu", "unknown setting partiton; did you mean partition?"),

@@ -6,6 +6,7 @@ import pytest
 
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.cli.sweep import combinations
+from omnirl_hpc.config.quoting import setting
 from omnirl_hpc.errors import ConfigError
 
 
@@ -17,6 +18,13 @@ def test_every_combination_once_and_lists_stay_lists():
         for seed in (0, 1)
         for transition in ("sde", "cps")
     ]
+
+
+def test_quoted_values_stay_what_they_are():
+    """Each task reads its combination as an override again."""
+    names = ["it's", 'a"b', "a=b,c", "\\", "ünï (1)"]
+    found = combinations(["data.prompts=" + ",".join(setting("", name)[1:] for name in names)])
+    assert [only for (only,) in found] == [setting("data.prompts", name) for name in names]
 
 
 def test_without_values_to_choose_from_there_is_one(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import omnirl_hpc
 from omnirl_hpc.checks.rules import model_is_known
-from omnirl_hpc.config.classes import BUILT_IN, SETTINGS, find_class, settings_class
+from omnirl_hpc.config.classes import BASE_SETTINGS, BASES, MODULES, built_in, find_class, settings_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.errors import ConfigError
@@ -18,12 +19,29 @@ from omnirl_hpc.errors import ConfigError
 NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in BUILT_IN for name in BUILT_IN[group]])
-def test_every_name_has_its_class_and_its_settings(group, name):
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in MODULES for name in built_in(group)])
+def test_every_name_is_a_file_with_a_class_and_its_settings(group, name):
     found = find_class(group, name)
-    assert find_class(group, BUILT_IN[group][name]) is found
-    if group in SETTINGS:
-        assert found.Settings is SETTINGS[group][name] is settings_class(group, name)
+    assert found.__module__ == MODULES[group].format(name)
+    assert find_class(group, f"{found.__module__}:{found.__name__}") is found
+    if group in BASE_SETTINGS:
+        settings = settings_class(group, name)
+        assert settings is found.Settings and settings in (
+            BASE_SETTINGS[group],
+            *vars(sys.modules[found.__module__]).values(),
+        )
+
+
+@pytest.mark.parametrize("group", MODULES)
+def test_every_class_of_ours_has_a_name(group):
+    """A file in the folder of a group that holds such a class has a file in configs/."""
+    base_module, _, base = BASES[group].partition(":")
+    folder = Path(omnirl_hpc.__file__).parent / MODULES[group].split(".")[1]
+    pattern = "*/family.py" if group == "model" else "*.py"
+    derived = re.compile(rf"^class \w+\((Likelihood)?{base}[\[\]\w]*\):", re.MULTILINE)
+    files = [file for file in folder.glob(pattern) if derived.search(file.read_text())]
+    names = {file.parent.name if group == "model" else file.stem for file in files}
+    assert names - {base_module.rpartition(".")[2]} == set(built_in(group))
 
 
 MINE = """
@@ -119,10 +137,7 @@ def test_a_run_whose_classes_are_not_here_is_read_without_them(module):
     with pytest.raises(ConfigError, match="no module gone"):
         load_run_config(file, [], unused=["algorithm"])
     parts = load_run_config(file, [], unused=["algorithm", "reward"]).config.reward.parts
-    assert (
-        parts["Mine"] == RewardPartConfig("gone:Mine", weight=2.0)
-        and type(parts["ocr"]).__name__ == "OcrConfig"
-    )
+    assert parts == {"Mine": RewardPartConfig("gone:Mine", weight=2.0), "ocr": RewardPartConfig("ocr")}
 
 
 def said(*overrides: str) -> str:
@@ -218,10 +233,10 @@ def test_a_reward_that_was_not_chosen_has_no_settings():
     )
 
 
-def test_our_own_classes_are_not_imported_for_their_settings():
+def test_without_the_algorithm_torch_is_not_imported():
     program = (
         "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.checks.rules import rewards_are_known;"
-        f"config = load_config({[*NEEDED, 'reward=ocr']}).config; rewards_are_known(config, 1);"
+        f"config = load_config({[*NEEDED, 'reward=ocr']}, unused=['algorithm']).config; rewards_are_known(config, 1);"
         "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"
     )
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}

@@ -18,10 +18,6 @@ def settings(*overrides: str) -> str:
     return load_config([*NEEDED, *overrides]).to_yaml()
 
 
-def test_equal_settings_go_on():
-    check_same_run(settings(), settings(), "/runs/a")
-
-
 @pytest.mark.parametrize(
     "override",
     [
@@ -47,7 +43,9 @@ def test_equal_settings_go_on():
 )
 def test_what_does_not_decide_results_may_change(override):
     assert settings(override) != settings()
-    check_same_run(settings(), settings(override), "/runs/a")
+    with pytest.raises(ConfigError) as error:  # what is named is the other setting alone
+        check_same_run(settings(), settings(override, "seed=5"), "/runs/a")
+    assert "with other settings: seed=5 (the run has 0). Take" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +91,8 @@ def test_every_difference_is_named():
 
 def test_a_key_that_one_side_does_not_know_is_null_there():
     """A run of an older or a newer version."""
-    with pytest.raises(ConfigError, match=r"cache=null \(the run has 3\); width=2 \(the run has null\)"):
-        check_same_run("cache: 3\n", "width: 2\n", "/runs/a")
-    check_same_run("cache: null\n", "{}\n", "/runs/a")
+    with pytest.raises(ConfigError, match=r": cache=null \(the run has 3\); width=2 \(the run has null\)\."):
+        check_same_run("cache: 3\nsize: null\n", "width: 2\n", "/runs/a")  # size is null on both sides
 
 
 def test_settings_that_are_newer_than_the_run_have_their_defaults():
@@ -111,11 +108,12 @@ def test_settings_that_are_newer_than_the_run_have_their_defaults():
             settings("reward=ocr", "algorithm.clip_range=1e-5", "reward.parts.ocr.min_confidence=0.4"),
             "/runs/a",
         )
-    check_same_run(
-        saved.replace("  clip_range: 1.0e-05\n", ""),
-        settings("reward=ocr", "algorithm.clip_range=1e-5"),
-        "/runs/a",
-    )
+    with pytest.raises(ConfigError, match=r"settings: seed=5 \(the run has 0\)\."):  # and nothing else
+        check_same_run(
+            saved.replace("  clip_range: 1.0e-05\n", ""),
+            settings("reward=ocr", "algorithm.clip_range=1e-5", "seed=5"),
+            "/runs/a",
+        )
 
 
 def test_what_may_change_is_there():

@@ -16,6 +16,12 @@ import omnirl_hpc
 from omnirl_hpc.data.conversion import ROWS_AT_ONCE, convert
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.errors import DataError
+from tests.tables import (
+    PROMPTS,
+    write_with_a_nanosecond,
+    write_with_latin_metadata,
+    write_with_latin_prompt,
+)
 
 
 @pytest.fixture
@@ -71,6 +77,62 @@ def test_csv(converted):
     assert converted("p.csv", "\ufeff" + text) == [("a, b", None, 'A "B"\nC', "x"), ("c", None, None, "y")]
 
 
+def test_a_header_with_spaces(converted):
+    """Spaces after the delimiter in the first line are no part of the names, nor of the texts below."""
+    text = 'prompt, target , negative_prompt\na cat, CAT,\n"a, b", "A, B", " "\n'
+    assert converted("p.csv", text) == [("a cat", None, "CAT", "0"), ("a, b", " ", "A, B", "1")]
+    assert converted("q.csv", "prompt,target\na, CAT\n") == [("a", None, " CAT", "0")]
+
+
+def test_tabs_lists_and_endings_in_upper_case(converted):
+    assert converted("p.TSV", "prompt\ttarget\na, b\tA\n") == [("a, b", None, "A", "0")]
+    assert converted("p.json", '[{"prompt": "a", "target": "A"}, {"prompt": "b", "id": 7}]') == [
+        ("a", None, "A", "0"),
+        ("b", None, None, "7"),
+    ]
+    assert converted("p.PARQUET", pa.table({"prompt": ["a"]})) == [("a", None, None, "0")]
+
+
+def test_a_folder_of_shards(tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write_with_latin_metadata(shards / "1.PARQUET")
+    write_with_a_nanosecond(shards / "0.parquet")
+    (shards / "README.md").touch()
+    assert convert(shards, tmp_path / "out.parquet") == (24, 0)
+    table = PromptTable(tmp_path / "out.parquet")
+    assert [table[row].prompt for row in range(24)] == 2 * PROMPTS
+    write_with_latin_prompt(shards / "2.parquet")
+    with pytest.raises(DataError, match="2.parquet, row 11: prompt is not UTF-8"):
+        convert(shards, tmp_path / "again.parquet")
+    with pytest.raises(DataError, match="empty is a folder without \\*.parquet"):
+        (tmp_path / "empty").mkdir()
+        convert(tmp_path / "empty", tmp_path / "again.parquet")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le"])
+def test_another_encoding_is_read_where_it_is_named(tmp_path, encoding):
+    (tmp_path / "p.csv").write_bytes("prompt\nA sign “Open” — café\n".encode(encoding))
+    assert convert(tmp_path / "p.csv", tmp_path / "out.parquet", encoding) == (1, 0)
+    assert PromptTable(tmp_path / "out.parquet")[0].prompt == "A sign “Open” — café"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("rot13", "there is no encoding of text named rot13"),
+        ("nothing", "there is no encoding of text named nothing"),
+        ("ascii", "is not ascii: "),
+        ("utf-16", "is not utf-16: "),
+    ],
+)
+def test_an_encoding_that_the_file_is_not_in(tmp_path, encoding, said):
+    (tmp_path / "p.csv").write_bytes("prompt\ncafé\n".encode("cp1252"))
+    with pytest.raises(DataError, match=said):
+        convert(tmp_path / "p.csv", tmp_path / "out.parquet", encoding)
+    assert not (tmp_path / "out.parquet").exists()
+
+
 def test_our_own_parquet(converted):
     table = pa.table({"prompt": ["a", "b"], "target": ["A", None], "level": [1, 2], "image": [b"1", b"2"]})
     assert converted("p.parquet", table) == [("a", None, "A", "0"), ("b", None, None, "1")]
@@ -112,8 +174,32 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
     ("name", "content", "said"),
     [
         ("p.txt", "\n \n", "p.txt has no prompts"),
-        ("p.txt", b"a\xff", "p.txt is not UTF-8 in line 1: iconv -f LATIN1 -t UTF-8 converts it"),
-        ("p.csv", "prompt\nok\ncafé\n".encode("latin-1"), "p.csv is not UTF-8 in line 3"),
+        ("p.txt", b"a\xff", "p.txt is not UTF-8 in line 1, but looks like "),
+        (
+            "p.csv",
+            "prompt\nok\nA sign “Open” — café\n".encode("cp1252"),
+            "p.csv is not UTF-8 in line 3, but looks like cp1252: if 'A sign “Open” — café' is right, add "
+            "--encoding cp1252",
+        ),
+        (
+            "p.csv",
+            "prompt,target\nA sign “Open”,Open\n".encode("utf-16"),
+            "p.csv is not UTF-8 in line 1, but looks like utf_16: if 'prompt,target' is right",
+        ),
+        (
+            "p.csv",  # valid UTF-8, letter by letter
+            "prompt,target\na cat,CAT\n".encode("utf-16-le"),
+            "p.csv is not UTF-8 in line 1, but looks like utf_16_le: if 'prompt,target' is right",
+        ),
+        (
+            "p.txt",
+            "ok\n招牌写着“营业中”，一只猫坐在桌子上\n".encode("gbk"),
+            "p.txt is not UTF-8 in line 2, but looks like gb18030: if "
+            "'招牌写着“营业中”，一只猫坐在桌子上' is right",
+        ),
+        ("p.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "p.json is not JSON: Extra data: line 2 column 1"),
+        ("p.json", '{"prompt": "a"}', "p.json holds dict, not a list of objects"),
+        ("p.json", '[{"prompt": "a"}, 3]', "p.json, entry 2 is int, not an object with a field `prompt`"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": }\n', "p.jsonl, line 2 is not JSON: Expecting value"),
         ("p.jsonl", '["a"]\n', "p.jsonl, line 1 is list, not an object with a field `prompt`"),
         (
@@ -158,7 +244,8 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         (
             "p.docx",
             "a",
-            "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .csv, .parquet",
+            "p.docx: prompts are read from files whose name ends in .txt, .jsonl, .json, .csv, .tsv, "
+            ".parquet",
         ),
     ],
 )
@@ -203,7 +290,7 @@ READS = """
 from omnirl_hpc.data.prompts import PromptTable
 table = PromptTable("huge.parquet")
 assert [table[i].prompt for i in (0, 3071, 17)] == ["prompt 0", "prompt 3071", "prompt 17"]
-assert table[5].metadata == {} and table.blank_rows('target') == []
+assert table[5].metadata == {} and all(prompt.target == "hi" for _, prompt in table.scan())
 """
 CONVERTS = """
 from omnirl_hpc.cli.main import main

@@ -10,6 +10,13 @@ import pytest
 
 from omnirl_hpc.data.prompts import CACHED_ROW_GROUPS, Prompt, PromptTable
 from omnirl_hpc.errors import DataError
+from tests.tables import (
+    PROMPTS,
+    write_with_a_nanosecond,
+    write_with_latin_metadata,
+    write_with_latin_prompt,
+    write_with_two_columns_of_a_name,
+)
 
 
 def write(tmp_path: Path, rows_per_group: int = 2, **columns) -> Path:
@@ -19,18 +26,19 @@ def write(tmp_path: Path, rows_per_group: int = 2, **columns) -> Path:
 
 
 def test_every_column_finds_its_place(tmp_path):
-    table = PromptTable(
-        write(
-            tmp_path,
-            prompt=["a cat"],
-            negative_prompt=["blurry"],
-            target=["CAT"],
-            id=["x7"],
-            style=["ink"],
-            level=[3],
-        )
+    file = write(
+        tmp_path,
+        prompt=["a cat"],
+        negative_prompt=["blurry"],
+        target=["CAT"],
+        id=["x7"],
+        style=["ink"],
+        level=[3],
     )
-    assert table[0] == Prompt("x7", "a cat", "blurry", "CAT", {"style": "ink", "level": 3})
+    assert PromptTable(file)[0] == Prompt("x7", "a cat", "blurry", "CAT", {})
+    assert PromptTable(file, ["level", "style"])[0] == Prompt(
+        "x7", "a cat", "blurry", "CAT", {"style": "ink", "level": 3}
+    )
 
 
 def test_optional_columns_and_ids_that_default_to_row_numbers(tmp_path):
@@ -97,11 +105,67 @@ def test_missing_column_and_missing_rows(tmp_path):
         PromptTable(write(tmp_path, prompt=pa.array([], pa.string())))
 
 
-def test_nested_columns_and_bytes_are_not_read(tmp_path):
-    table = PromptTable(
-        write(tmp_path, prompt=["a"], level=[0.5], tags=[["x"]], image=[b"1"], info=[{"n": 1}])
-    )
-    assert table[0].metadata == {"level": 0.5}
+@pytest.mark.parametrize("make", [write_with_a_nanosecond, write_with_latin_metadata])
+def test_columns_that_nobody_uses_are_not_decoded(tmp_path, make):
+    table = PromptTable(make(tmp_path / "t.parquet"))
+    assert [table[row].prompt for row in range(12)] == PROMPTS
+    assert [prompt.prompt for _, prompt in table.scan()] == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("make", "column", "why"),
+    [
+        (write_with_latin_metadata, "source", "source is not UTF-8 (byte 0xe9)"),
+        (write_with_latin_prompt, None, "prompt is not UTF-8 (byte 0xe9)"),
+    ],
+)
+def test_a_row_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path, make, column, why):
+    table = PromptTable(make(tmp_path / "t.parquet"), [column] if column else [])
+    bad = [(place, str(prompt)) for place, prompt in table.scan() if isinstance(prompt, DataError)]
+    ((place, said),) = bad
+    assert said == f"{place}: {why}"
+    row = int(place.rpartition(" ")[2])
+    assert place == f"{table.path}, row group {0 if column else 1}, row {row}" and row in (7, 11)
+    with pytest.raises(DataError) as error:
+        table[row]
+    assert str(error.value) == said
+    assert table[row - 1].prompt == PROMPTS[row - 1]
+
+
+def test_a_column_twice(tmp_path):
+    with pytest.raises(DataError, match="has several columns 'prompt': name each one differently$"):
+        PromptTable(write_with_two_columns_of_a_name(tmp_path / "t.parquet"))
+    names = ["prompt", "style", "style"]
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=names), tmp_path / "t.parquet")
+    assert PromptTable(tmp_path / "t.parquet")[0].prompt == "a"  # nobody asks for it
+    with pytest.raises(DataError, match="has several columns 'style'"):
+        PromptTable(tmp_path / "t.parquet", ["style"])
+
+
+def test_metadata_that_is_not_there_or_neither_text_nor_numbers(tmp_path):
+    file = write(tmp_path, prompt=["a"], level=[0.5], tags=[["x"]], image=[b"1"], info=[{"n": 1}])
+    assert PromptTable(file, ["level"])[0].metadata == {"level": 0.5}
+    for column, kind in (("tags", "list<"), ("image", "binary"), ("info", "struct<")):
+        with pytest.raises(
+            DataError, match=f"the column '{column}' holds {kind}.*, neither text nor numbers"
+        ):
+            PromptTable(file, [column])
+    with pytest.raises(
+        DataError, match="has no column 'style', which a reward reads; its columns are: prompt, "
+    ):
+        PromptTable(file, ["style"])
+
+
+def test_an_id_is_text_or_a_number(tmp_path):
+    with pytest.raises(DataError, match=r"the column 'id' holds timestamp\[ns\], neither text nor numbers"):
+        PromptTable(write(tmp_path, prompt=["a"], id=pa.array([1], pa.timestamp("ns"))))
+
+
+def test_a_file_of_another_form_names_the_command_that_converts_it(tmp_path):
+    for name in ("p.CSV", "p.tsv", "p.json"):
+        (tmp_path / name).write_text("prompt\n")
+        with pytest.raises(DataError, match=rf"omnirl-hpc prompts OUT.parquet --from \S+{name} converts it"):
+            PromptTable(tmp_path / name)
 
 
 def test_the_table_of_another_system_names_the_command_that_converts_it(tmp_path):
@@ -148,7 +212,8 @@ class TestMedia:
                 frames=[[{"bytes": b"0", "path": None}, {"bytes": b"1", "path": None}], [], None],
                 sound=[None, {"bytes": None, "path": "clips/a.wav"}, {"bytes": None, "path": "gone.wav"}],
                 level=[1, 2, 3],
-            )
+            ),
+            metadata=["level"],
         )
 
     def test_they_are_read_when_they_are_asked_for(self, table):

@@ -43,7 +43,7 @@ def test_more_ranks_than_gpus(monkeypatch):
 
 def test_a_group_of_one_needs_no_address():
     for _ in range(2):  # and can be formed again
-        with process_group(Rendezvous(ALONE, 10), CPU):
+        with process_group(Rendezvous(ALONE, 10, "a test"), CPU):
             assert dist.get_backend() == "gloo"
             assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
             total = torch.tensor([2.0])
@@ -55,7 +55,7 @@ def test_a_group_of_one_needs_no_address():
 def test_after_an_error_the_group_is_left_to_the_end_of_the_process():
     """Leaving it would wait for ranks that may be stuck."""
     with pytest.raises(KeyError):
-        with process_group(Rendezvous(ALONE, 10), CPU):
+        with process_group(Rendezvous(ALONE, 10, "a test"), CPU):
             raise KeyError
     assert dist.is_initialized()
     dist.destroy_process_group()
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 def reduce_ranks(rank: int, port: int, results) -> None:
     identity = Identity("srun", rank, rank, 2, "localhost", port)
-    with process_group(Rendezvous(identity, 60), CPU):
+    with process_group(Rendezvous(identity, 60, "a test"), CPU):
         total = torch.tensor([10.0 + rank])
         dist.all_reduce(total)
         results.put((rank, dist.get_world_size(), total.item()))

@@ -52,7 +52,8 @@ def test_alone():
 
 
 def test_torchrun_inside_an_srun_step_wins():
-    assert find_identity(SRUN | TORCHRUN).launcher == "torchrun"
+    agent = {"SLURM_STEP_NUM_TASKS": "2", "GROUP_WORLD_SIZE": "2"}
+    assert find_identity(SRUN | TORCHRUN | agent) == find_identity(TORCHRUN)
 
 
 def test_the_batch_shell_of_a_job_is_one_process():
@@ -145,6 +146,57 @@ def test_mpirun_counts_more_than_the_step_that_started_its_daemons():
 )
 def test_srun_with_mpi_is_srun(extra):
     assert find_identity(SRUN | extra) == find_identity(SRUN)
+
+
+def test_a_step_whose_tasks_are_each_a_run_of_their_own_is_refused():
+    """`srun -n4 --mpi=none mpirun -n 1 python …`, with Open MPI and with MPICH."""
+    step = SRUN | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "2"}
+    for names in identity.MPI_VARIABLES:
+        alone = dict(zip(names, ("0", "1", "0")))
+        with pytest.raises(
+            ConfigError, match=rf"^MPI says 1 ranks \({names[1]}\), the Slurm step has 4 tasks"
+        ):
+            find_identity(step | alone | GIVEN)
+
+
+def test_mpirun_in_every_task_of_a_step_is_refused_where_tasks_share_a_node():
+    """`srun -n4 -N2 mpirun -n 4`: daemons would be one on each node."""
+    step = SRUN | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}
+    with pytest.raises(ConfigError, match="each task would be a run of its own"):
+        find_identity(step | OPEN_MPI | GIVEN)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_step_of_one_rank_and_one_of_daemons_run(tasks):
+    step = SRUN | {
+        "SLURM_STEP_NUM_TASKS": f"{tasks}",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": f"{tasks}",
+    }
+    assert find_identity(step | OPEN_MPI | GIVEN) == Identity("mpi", 2, 1, 4, "head", 1234)
+    if tasks == 1:  # srun -n1 mpirun -n 1
+        alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+        assert find_identity(step | alone).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("outer", "said"),
+    [
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "2"}, r"srun has started 2 tasks \(SLURM_STEP_NUM_TASKS\)"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, r"mpirun has started 2 tasks \(OMPI_COMM_WORLD_SIZE\)"),
+        ({"PMI_SIZE": "2"}, r"mpirun has started 2 tasks \(PMI_SIZE\)"),
+    ],
+)
+def test_a_torchrun_in_each_task_is_refused_unless_they_are_one(outer, said):
+    agents = TORCHRUN | {"GROUP_WORLD_SIZE": "1"}
+    with pytest.raises(ConfigError, match=rf"^torchrun says 1 \(GROUP_WORLD_SIZE\), {said}: .*--nnodes=2"):
+        find_identity(agents | outer)
+    assert find_identity(agents | {"GROUP_WORLD_SIZE": "2"} | outer).world_size == 4
+    assert find_identity(agents | {"GROUP_WORLD_SIZE": "3"} | outer).world_size == 4  # a step for each node
+    by_hand = TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"}
+    with pytest.raises(ConfigError, match=r"^torchrun says 1 \(WORLD_SIZE\)"):
+        find_identity(by_hand | outer)
 
 
 def test_srun_and_pmix_contradict_each_other():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from omnirl_hpc.errors import ConfigError, LaunchError
 from omnirl_hpc.launch import rendezvous as module
@@ -21,6 +23,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
+
+def arrive(
+    rank: int, size: int, port: int, seconds: float, purpose="run_dir=a", **environ: str
+) -> Rendezvous:
+    return Rendezvous(Identity("srun", rank, rank, size, "localhost", port), seconds, purpose, JOB | environ)
+
+
 def meet(
     size: int, ranks: list[int], function: Callable[[Rendezvous], Any], seconds: float = 30.0
 ) -> list[Any]:
@@ -29,7 +40,7 @@ def meet(
 
     def one(rank: int) -> Any:
         try:
-            return function(Rendezvous(Identity("srun", rank, rank, size, "localhost", port), seconds))
+            return function(arrive(rank, size, port, seconds))
         except LaunchError as error:
             return error
 
@@ -48,7 +59,7 @@ def test_gather_and_share():
 
 
 def test_alone_opens_no_port():
-    at = Rendezvous(Identity("alone", 0, 0, 1), 1.0)
+    at = Rendezvous(Identity("alone", 0, 0, 1), 1.0, "a test", {})
     assert at.gather("x", "1") == ["1"] and at.share("y", "2") == "2"
 
 
@@ -84,7 +95,58 @@ def test_a_port_that_is_taken():
         with pytest.raises(
             ConfigError, match=f"port {port}, which another program seems to have: set another MASTER_PORT"
         ):
-            Rendezvous(Identity("srun", 0, 0, 2, "localhost", port), 1.0)
+            arrive(0, 2, port, 1.0)
+
+
+STRANGERS = [
+    ({"SLURM_JOB_ID": "8"}, 2, "run_dir=a", "slurm job 8, start 1, step 0, 2 ranks, run_dir=a"),
+    ({"SLURM_RESTART_COUNT": "1"}, 2, "run_dir=a", "slurm job 7, start 2, step 0, 2 ranks, run_dir=a"),
+    ({"SLURM_STEP_ID": "1"}, 2, "run_dir=a", "slurm job 7, start 1, step 1, 2 ranks, run_dir=a"),
+    ({}, 3, "run_dir=a", "slurm job 7, start 1, step 0, 3 ranks, run_dir=a"),
+    ({}, 2, "run_dir=b", "slurm job 7, start 1, step 0, 2 ranks, run_dir=b"),
+]
+
+
+@pytest.mark.parametrize(("environ", "size", "purpose", "name"), STRANGERS)
+def test_a_rank_of_another_job_is_turned_away_and_the_owner_lives(environ, size, purpose, name):
+    """The stranger is there before the owner's own rank 1, whose place it would have taken."""
+    port = free_port()
+    owner = "slurm job 7, start 1, step 0, 2 ranks, run_dir=a"
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(lambda: arrive(0, 2, port, 30.0).gather("word", "of rank 0"))
+        with pytest.raises(ConfigError) as error:
+            arrive(1, size, port, 30.0, purpose, **environ)
+        assert str(error.value) == (
+            f"the ranks at localhost:{port} are those of another job: {owner}; this is {name}: set another "
+            "MASTER_PORT"
+        )
+        arrive(1, 2, port, 30.0).gather("word", "of rank 1")
+        assert zero.result(timeout=60) == ["of rank 0", "of rank 1"]
+
+
+def test_a_second_process_with_the_same_rank_is_turned_away():
+    """As where each task of a step starts an MPI or torchrun world of its own."""
+    port = free_port()
+    with ThreadPoolExecutor(2) as pool:
+        zero = pool.submit(lambda: arrive(0, 2, port, 30.0).gather("word", ""))
+        one = pool.submit(lambda: arrive(1, 2, port, 30.0))
+        one.result(timeout=60)
+        with pytest.raises(
+            ConfigError, match=f"there are two ranks 1 of 2: the other is process {os.getpid()} on "
+        ):
+            arrive(1, 2, port, 30.0)
+        one.result().gather("word", "")
+        assert zero.result(timeout=60) == ["", ""]
+
+
+def test_ranks_that_torchrun_starts_again_meet_in_the_store_that_it_kept(monkeypatch):
+    kept = dist.HashStore()
+    monkeypatch.setattr(Rendezvous, "_connect", lambda self, address, port, environ: kept)
+    for attempt in ("0", "1"):
+        environ = {"TORCHELASTIC_RESTART_COUNT": attempt, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [pool.submit(arrive, rank, 2, 1, 30.0, **environ) for rank in (1, 0)]
+            assert [rank.result(timeout=60).identity.rank for rank in ranks] == [1, 0]
 
 
 def test_numbers():

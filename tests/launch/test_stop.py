@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import omnirl_hpc
 from omnirl_hpc.launch.stop import EXIT_INTERRUPTED, StopFlag, StopReason, StopRequested
-from tests.helpers import one_rank_group
+from tests.helpers import one_rank_group, run_ranks
 
 NONE, REQUEUE, TERM, USER = StopReason
 SLURM = {"SLURM_JOB_ID": "123", "SLURM_RESTART_COUNT": "2"}
@@ -107,6 +108,43 @@ def test_rank_0_looks_at_files_and_every_rank_listens_to_signals(flag, tmp_path)
         with pytest.raises(StopRequested) as stop:
             flag.check(rank=1, device=torch.device("cpu"))
         assert stop.value.reason == REQUEUE
+
+
+def ask_on_two_ranks(folder: Path) -> list[str]:
+    """What both ranks, each with a folder of its own, do after one of them alone has heard something."""
+    rank = dist.get_rank()
+    own = folder / f"rank_{rank}"
+    own.mkdir()
+    flag = StopFlag(own, SLURM)
+    flag.install()
+    said = []
+
+    def check() -> None:
+        try:
+            flag.check(rank, "cpu")
+            said.append("go on")
+        except StopRequested as stop:
+            said.append(stop.reason.name)
+
+    check()
+    if rank == 1:
+        (own / "STOP").touch()  # a view of the folder that is not rank 0's, who alone looks
+    check()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    check()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    check()
+    if rank == 0:
+        (own / "STOP").touch()
+    check()
+    return said
+
+
+def test_all_ranks_stop_for_the_weightiest_reason_of_any(tmp_path):
+    said = ["go on", "go on", "REQUEUE", "TERM", "USER"]
+    assert run_ranks(2, ask_on_two_ranks, tmp_path) == [said, said]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_the_environment_says_it():
 
 def test_scontrol_says_it_in_local_time(scontrol):
     scontrol(
-        "JobId=12 StartTime=2026-11-29T10:00:00 EndTime=2026-11-29T22:30:05 Deadline=N/A PreemptEligibleTime=Unknown"
+        "JobId=12 StartTime=2026-11-29T10:00:00 EndTime=2026-11-29T22:30:05 Deadline=N/A "
+        "PreemptEligibleTime=Unknown"
     )
     assert job_end_time(JOB) == time.mktime((2026, 11, 29, 22, 30, 5, 0, 0, -1))
 

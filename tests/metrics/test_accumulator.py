@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.metrics.accumulator import Accumulator
+from tests.helpers import run_ranks
 
 CPU = torch.device("cpu")
 
@@ -65,3 +66,20 @@ def test_sums_in_double_precision():
 
 def test_nothing_added_nothing_reported():
     assert Accumulator(CPU).reduce() == {}
+
+
+def of_a_rank() -> tuple[dict[str, float], float]:
+    """Rank 0 has samples of weights 0.5 and 0.125, rank 1 one of weight 0.25."""
+    rank, metrics = dist.get_rank(), Accumulator(CPU)
+    metrics.add_sum("loss", [0.5, 0.25][rank])
+    values, weights = [([1.0, 3.0], [0.5, 0.125]), ([5.0], [0.25])][rank]
+    metrics.add_mean("ratio", torch.tensor(values), torch.tensor(weights))
+    metrics.add_max("gap", [-3.0, -1.0][rank])
+    metrics.set("lr", 0.1)
+    return metrics.reduce(), metrics.largest("gap")
+
+
+def test_metrics_are_those_of_all_ranks():
+    # loss: 0.5 + 0.25; ratio: (1 x 0.5 + 3 x 0.125 + 5 x 0.25) / 0.875; gap: the larger of -3 and -1
+    expected = {"loss": 0.75, "ratio": 2.125 / 0.875, "gap": -1.0, "lr": 0.1}
+    assert run_ranks(2, of_a_rank) == [(expected, -1.0)] * 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omnirl_hpc.metrics.hashes import StepHashes
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Media, SampleIdentity, Samples, Trajectory
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.helpers import one_rank_group, run_ranks
@@ -40,10 +41,12 @@ def batch(seed: int = 0, size: int = 4) -> Samples:
     )
 
 
-def written(path, made: Samples, rewards=None, rank: int = 0) -> dict[str, str]:
+def written(folder, made: Samples, rewards=None, rank: int = 0) -> dict[str, str]:
     rewards = torch.arange(4.0) if rewards is None else rewards
-    StepHashes(path, rank, enabled=True).rollout(3, made, rewards, rewards - 1)
-    return {line["tensor"]: line["hash"] for line in map(json.loads, path.read_text().splitlines())}
+    folder.mkdir()
+    run = RunDirectory(folder)
+    StepHashes(run, rank, enabled=True).rollout(3, made, rewards, rewards - 1)
+    return {line["tensor"]: line["hash"] for line in map(json.loads, run.hashes.read_text().splitlines())}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,11 +56,11 @@ def group():
 
 
 def test_each_tensor_of_each_phase_has_a_line(tmp_path):
-    hashes = StepHashes(tmp_path / "h", rank=0, enabled=True)
+    hashes = StepHashes(RunDirectory(tmp_path), rank=0, enabled=True)
     hashes.rollout(3, batch(), torch.arange(4.0), torch.arange(4.0))
     hashes.gradients(3, 1, lambda: [("a", torch.ones(2))])
     hashes.actor(3, lambda: [("a", torch.ones(2))], lambda: [("a.exp_avg", torch.ones(2))])
-    lines = [json.loads(line) for line in (tmp_path / "h").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "hashes.jsonl").read_text().splitlines()]
     assert [line["tensor"] for line in lines] == [*PARTS, "gradients", "weights", "optimizer"]
     assert [line["phase"] for line in lines] == ["rollout"] * 5 + ["reward"] * 2 + ["update_1"] + ["end"] * 2
     assert {line["step"] for line in lines} == {3}
@@ -65,7 +68,7 @@ def test_each_tensor_of_each_phase_has_a_line(tmp_path):
 
 
 def test_where_they_are_not_wanted_nothing_is_computed_or_written(tmp_path):
-    hashes = StepHashes(tmp_path / "h", rank=0, enabled=False)
+    hashes = StepHashes(RunDirectory(tmp_path), rank=0, enabled=False)
 
     def never():
         raise AssertionError("gathered full tensors for nothing")
@@ -73,12 +76,14 @@ def test_where_they_are_not_wanted_nothing_is_computed_or_written(tmp_path):
     hashes.rollout(0, None, None, None)
     hashes.gradients(0, 0, never)
     hashes.actor(0, never, never)
-    assert not (tmp_path / "h").exists()
+    assert not (tmp_path / "hashes.jsonl").exists()
 
 
 def test_only_rank_0_writes(tmp_path):
-    StepHashes(tmp_path / "h", rank=1, enabled=True).rollout(0, batch(), torch.zeros(4), torch.zeros(4))
-    assert not (tmp_path / "h").exists()
+    StepHashes(RunDirectory(tmp_path), rank=1, enabled=True).rollout(
+        0, batch(), torch.zeros(4), torch.zeros(4)
+    )
+    assert not (tmp_path / "hashes.jsonl").exists()
 
 
 def test_the_order_of_samples_does_not_matter_and_who_is_who_does(tmp_path):
@@ -111,13 +116,15 @@ def test_a_reward_that_is_nan_has_a_hash_like_any_other(tmp_path):
     assert written(tmp_path / "a", batch(), nan) == written(tmp_path / "b", batch(), nan.clone())
 
 
-def hashes_of_a_rank(path) -> None:
+def hashes_of_a_rank(folder) -> None:
     rank = torch.distributed.get_rank()
     made = batch()[[1, 2] if rank else [3, 0]]
-    StepHashes(path, rank, enabled=True).rollout(3, made, torch.arange(4.0), torch.arange(4.0) - 1)
+    StepHashes(RunDirectory(folder), rank, enabled=True).rollout(
+        3, made, torch.arange(4.0), torch.arange(4.0) - 1
+    )
 
 
 def test_two_ranks_write_what_one_writes(tmp_path):
-    run_ranks(2, hashes_of_a_rank, tmp_path / "two")
+    run_ranks(2, hashes_of_a_rank, tmp_path)
     written(tmp_path / "one", batch())
-    assert (tmp_path / "two").read_text() == (tmp_path / "one").read_text()
+    assert (tmp_path / "hashes.jsonl").read_text() == (tmp_path / "one/hashes.jsonl").read_text()

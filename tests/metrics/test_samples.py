@@ -14,6 +14,7 @@ from PIL import Image
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.metrics.samples import save_samples
+from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.samples import Media
 
 
@@ -24,21 +25,25 @@ def media(pixels: np.ndarray) -> Media:
 
 def test_images_are_kept_bit_for_bit_with_prompt_and_score(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 6, 3), dtype=np.uint8)
-    save_samples(tmp_path, 3, media(images), [Prompt("a", "un café"), Prompt("b", "a dog")], [0.5, -1.0])
-    save_samples(tmp_path, 4, media(images[:1]), [Prompt("a", "un café")], [0.25])
-    index = [json.loads(line) for line in (tmp_path / "index.jsonl").read_text().splitlines()]
+    run = RunDirectory(tmp_path)
+    run.create()
+    save_samples(run, 3, media(images), [Prompt("a", "un café"), Prompt("b", "a dog")], [0.5, -1.0])
+    save_samples(run, 4, media(images[:1]), [Prompt("a", "un café")], [0.25])
+    index = [json.loads(line) for line in (run.samples / "index.jsonl").read_text().splitlines()]
     assert index == [
         {"step": 3, "file": "step_000003_00.png", "prompt": "un café", "id": "a", "reward": 0.5},
         {"step": 3, "file": "step_000003_01.png", "prompt": "a dog", "id": "b", "reward": -1.0},
         {"step": 4, "file": "step_000004_00.png", "prompt": "un café", "id": "a", "reward": 0.25},
     ]
     for line, image in zip(index, [*images, images[0]]):
-        assert np.array_equal(np.asarray(Image.open(tmp_path / line["file"])), image)
+        assert np.array_equal(np.asarray(Image.open(run.samples / line["file"])), image)
 
 
 def test_a_missing_reward_is_null(tmp_path):
-    save_samples(tmp_path, 0, media(np.zeros((1, 4, 4, 3), np.uint8)), [Prompt("a", "a")], [math.nan])
-    assert json.loads((tmp_path / "index.jsonl").read_text())["reward"] is None
+    run = RunDirectory(tmp_path)
+    run.create()
+    save_samples(run, 0, media(np.zeros((1, 4, 4, 3), np.uint8)), [Prompt("a", "a")], [math.nan])
+    assert json.loads((run.samples / "index.jsonl").read_text())["reward"] is None
 
 
 def test_a_video_moves_and_has_its_sound(tmp_path):

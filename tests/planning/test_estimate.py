@@ -17,6 +17,12 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.planning.estimate import Estimate, estimate
+from omnirl_hpc.planning.measured import (
+    ACTOR_WORKING_VECTORS,
+    CUDA_HOST_BYTES,
+    DECODE_VALUES_PER_PIXEL,
+    PROCESS_BYTES,
+)
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sampling.streams import LATENTS
@@ -26,6 +32,10 @@ from tests.planning.cases import COMPILED, MEASURED, MEASURED_TEXT, full_size
 GIB = 2**30
 GB = 1e9
 TEXT = 256
+
+IMAGE, TOKENS, CHANNELS, WIDTH, TEXT_CHANNELS = 512 * 512, 1024, 64, 3072, 3584  # of the main recipe
+BLOCK, OUTSIDE = 339_831_296, 40_523_328  # parameters of one of the 60 blocks, and of what is around them
+ADAPTER = 424_673_280  # parameters of LoRA at rank 64
 
 
 def tiny_recipe(tiny_model, tiny_prompts, tmp_path, *overrides: str) -> Config:
@@ -43,8 +53,9 @@ def storage_bytes(tensors) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def about(expected: float) -> object:
-    return pytest.approx(expected, rel=0.15)
+def nearly(expected: float, but: float = 1e-3) -> object:
+    """But for what a plan leaves out: scalars, such as the steps of the optimizer, unless told."""
+    return pytest.approx(expected, rel=but)
 
 
 def parts(needed: dict[str, float], *names: str) -> float:
@@ -57,18 +68,17 @@ def test_actor_of_the_tiny_recipe(tiny):
         actor = FSDPActor(tiny, QwenImage(tiny.model), ALONE, CPU)
         trained = actor._parameters.values()
         base = [p for p in actor._transformer.parameters() if not p.requires_grad]
-        assert needed.actor["actor: base weights"] == about(storage_bytes(map(local, base)))
-        actor.velocity(training_point(tiny), CURRENT)[LATENTS].sum().backward()
-        gradients = [
-            p.grad for p in trained if p.grad is not None
-        ]  # the text branch of the last block has none
-        made = map(local, [*trained, *gradients, *actor.optimizer_state().values()])
-        assert parts(needed.actor, "actor: LoRA", "actor: Adam", "actor: gradients") == about(
-            storage_bytes(made)
+        assert needed.actor["actor: base weights"] == storage_bytes(map(local, base))
+        assert needed.actor["actor: LoRA"] == storage_bytes(map(local, trained))
+        assert needed.actor["actor: Adam"] == nearly(
+            storage_bytes(map(local, actor.optimizer_state().values()))
         )
+        actor.velocity(training_point(tiny), CURRENT).sum().backward()
+        made = [p.grad if p.grad is not None else p for p in trained]  # the last block's text output has none
+        assert needed.actor["actor: gradients"] == storage_bytes(map(local, made))
         actor.sleep()
         copies = ("copy of actor: base weights", "copy of actor: LoRA", "copy of actor: Adam")
-        assert parts(needed.host, *copies) == about(actor._pinned.host_bytes())
+        assert parts(needed.host, *copies) == nearly(actor._pinned.host_bytes())
 
 
 def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_prompts, tmp_path):
@@ -84,38 +94,39 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
     with one_rank_group():
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
         trained = actor._parameters.values()
-        assert needed.actor["actor: activations"] == about(saved_bytes(actor, training_point(config)))
+        saved = saved_bytes(actor, training_point(config))
+        assert needed.actor["actor: activations"] == nearly(saved, but=0.02)
         actor.velocity(training_point(config), CURRENT)[LATENTS].sum().backward()
-        gradients = [p.grad for p in trained if p.grad is not None]
-        assert parts(needed.actor, "actor: weights", "actor: Adam") == about(
-            storage_bytes(map(local, actor.sharded_state().values()))
+        assert needed.actor["actor: weights"] == storage_bytes(map(local, trained))
+        assert needed.actor["actor: Adam"] == nearly(
+            storage_bytes(map(local, actor.optimizer_state().values()))
         )
-        assert needed.actor["actor: gradients"] == about(storage_bytes(map(local, gradients)))
+        made = [p.grad if p.grad is not None else p for p in trained]  # the last block's text output has none
+        assert needed.actor["actor: gradients"] == storage_bytes(map(local, made))
         assert not any(
             "base" in name or "LoRA" in name for name in needed.actor | needed.rollout | needed.host
         )
         actor.sleep()
-        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(
-            actor._pinned.host_bytes()
-        )
+        copies = ("copy of actor: weights", "copy of actor: Adam")
+        assert parts(needed.host, *copies) == nearly(actor._pinned.host_bytes())
 
 
 def test_all_weights_of_the_full_model():
-    """20.43 B parameters: 12 bytes of each with Adam's moments, 4 of the gradient, over 4 ranks; a copy in
+    """20.4 B parameters: 12 bytes of each with Adam's moments, 4 of the gradient, over 4 ranks; a copy in
     both residencies.
     """
-    whole = 20.43e9
+    whole = 60 * BLOCK + OUTSIDE
     for mode, copies in (("swap", 5), ("resident", 2)):
         needed = estimate(*full_size("actor.train=full", f"residency={mode}", ranks=4))
         assert sum(
             needed.actor.get(n, 0) + needed.always.get(n, 0) for n in ("actor: weights", "actor: Adam")
-        ) == about(whole * 3)
-        assert needed.actor["actor: gradients"] == about(whole)
+        ) == nearly(whole * 3)
+        assert needed.actor["actor: gradients"] == nearly(whole)
         assert (
             sum(name.startswith("copy of") for name in needed.host) == copies
         )  # resident: of the actor's alone
-        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == about(whole * 3)
-    assert estimate(*full_size("actor.train=full", "checkpoint.keep=1")).disk["checkpoints"] == about(
+        assert parts(needed.host, "copy of actor: weights", "copy of actor: Adam") == nearly(whole * 3)
+    assert estimate(*full_size("actor.train=full", "checkpoint.keep=1")).disk["checkpoints"] == nearly(
         2 * 12 * whole
     )
 
@@ -134,7 +145,9 @@ def test_activations_of_the_tiny_recipe(tiny_model, tiny_prompts, tmp_path, chec
     with one_rank_group():
         actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
         saved = saved_bytes(actor, training_point(config))
-    assert needed["actor: inputs of blocks" if checkpointing else "actor: activations"] == about(saved)
+    part = "actor: inputs of blocks" if checkpointing else "actor: activations"
+    # Beside the blocks' inputs a checkpointed pass keeps some of what is before and after them.
+    assert needed[part] == nearly(saved, but=0.05 if checkpointing else 0.02)
 
 
 def saved_bytes(actor: FSDPActor, point: TrainingPoint) -> int:
@@ -164,7 +177,13 @@ def training_point(config: Config) -> TrainingPoint:
     mask = torch.arange(TEXT)[None].expand(size, TEXT) < TEXT - 1
     text = {"embeds": torch.zeros(size, TEXT, 32), "mask": mask}
     ones = torch.ones(size)
-    return TrainingPoint({LATENTS: torch.zeros(size, *shape)}, {LATENTS: ones * 500}, text, text, ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: torch.zeros(size, *shape)},
+        timesteps={LATENTS: ones * 500},
+        conditions=text,
+        negative=text,
+        weights=ones,
+    )
 
 
 def test_engine_of_the_tiny_recipe(tiny):
@@ -173,13 +192,13 @@ def test_engine_of_the_tiny_recipe(tiny):
     pipeline = engine._pipeline
     adapter = list(lora_parameters(pipeline.transformer).values())
     base = [p for name, p in pipeline.transformer.named_parameters() if ".lora_" not in name]
-    assert needed.rollout["engine: transformer"] == about(storage_bytes(base))
-    assert needed.rollout["engine: text_encoder"] == about(storage_bytes(pipeline.text_encoder.parameters()))
-    assert needed.rollout["engine: vae"] == about(storage_bytes(pipeline.vae.parameters()))
-    assert needed.rollout["engine: LoRA"] == about(storage_bytes(adapter))
+    assert needed.rollout["engine: transformer"] == storage_bytes(base)
+    assert needed.rollout["engine: text_encoder"] == storage_bytes(pipeline.text_encoder.parameters())
+    assert needed.rollout["engine: vae"] == storage_bytes(pipeline.vae.parameters())
+    assert needed.rollout["engine: LoRA"] == storage_bytes(adapter)
     engine.sleep()
     copies = [name for name in needed.host if name.startswith("copy of engine: ")]
-    assert parts(needed.host, *copies) == about(engine._pinned.host_bytes())
+    assert parts(needed.host, *copies) == nearly(engine._pinned.host_bytes())
 
 
 def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
@@ -195,6 +214,85 @@ def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
         needed.node_bytes(1) - needed.host["copy of engine: text_encoder"] - needed.host["prompt embeddings"]
     )
     return rollout / GIB, (always + sum(needed.actor.values())) / GIB, host / GIB
+
+
+@pytest.mark.parametrize(
+    "overrides, samples",
+    [
+        # 512 images over 4 ranks. Latents at the 3 edges of a window of 2, in fp32; embeddings of two
+        # branches, in bf16; the image itself.
+        ((), 128 * (3 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE)),
+        (  # a replica of two ranks makes 256, of which each trains its half
+            ("rollout.tensor_parallel_size=2",),
+            128 * (3 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
+        ),
+        (
+            ("sampling.true_cfg_scale=1.0",),
+            128 * (3 * TOKENS * CHANNELS * 4 + TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
+        ),
+        (
+            ("sampling.window.size=null", "sampling.window.first=1"),  # steps 1 to 4: 5 edges
+            128 * (5 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
+        ),
+        (
+            ("sampling.window.size=null", "sampling.window.last=null", "data.samples_per_prompt=8"),  # 0 to 8
+            64 * (10 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
+        ),
+    ],
+)
+def test_samples_of_a_step_to_the_byte(overrides, samples):
+    config, layout = full_size(*overrides, ranks=4)
+    assert estimate(config, layout, TEXT).always["samples of the step"] == samples
+
+
+@pytest.mark.parametrize("branches, scale", [(2, 4.0), (1, 1.0)])
+@pytest.mark.parametrize("cfg", ["sequential", "batched"])
+def test_memory_of_the_actors_turn_to_the_byte(branches, scale, cfg):
+    """bf16: 2 bytes. 16 samples at once, of one branch or, batched, of both."""
+    config, layout = full_size(f"sampling.true_cfg_scale={scale}", f"actor.cfg={cfg}", ranks=4)
+    vectors = 16 * (TOKENS + TEXT) * WIDTH * 2
+    once = branches if cfg == "batched" else 1
+    assert estimate(config, layout, TEXT).actor == {
+        "actor: base weights": 2 * (60 * BLOCK + OUTSIDE) / 4,
+        "actor: LoRA": 4 * ADAPTER / 4,
+        "actor: Adam": 2 * 4 * ADAPTER / 4,
+        "actor: gradients": 4 * ADAPTER / 4,
+        "actor: gathered blocks": 2 * 2 * BLOCK,
+        "actor: inputs of blocks": branches * vectors * 60,
+        # counted: 23, and of LoRA in the 6 layers of each stream 64 / 3072 more
+        "actor: one block's activations": once * vectors * (23 + 6 * 64 / 3072),
+        "actor: working memory": once * vectors * ACTOR_WORKING_VECTORS,
+    }
+    assert estimate(config, layout, TEXT).rollout["generation"] == DECODE_VALUES_PER_PIXEL * 16 * IMAGE * 2
+
+
+def test_host_memory_to_the_byte():
+    needed = estimate(*full_size("rollout.awake=[vae]", ranks=4), TEXT)
+    expected = {
+        "prompt embeddings": 4096 * TEXT * TEXT_CHANNELS * 2,
+        "copy of engine: transformer": 2 * (60 * BLOCK + OUTSIDE),
+        "copy of engine: text_encoder": 2 * 8_292_166_656,
+        "copy of actor: base weights": 2 * (60 * BLOCK + OUTSIDE) / 4,
+        "copy of actor: LoRA": 4 * ADAPTER / 4,
+        "copy of actor: Adam": 2 * 4 * ADAPTER / 4,
+        "process": PROCESS_BYTES,
+        "CUDA libraries": CUDA_HOST_BYTES,
+    }
+    assert needed.host == expected
+    assert needed.node_bytes(4) == pytest.approx(4 * sum(expected.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "steps, every, written",
+    [(300, 10, 31), (301, 10, 31), (10, 1, 10), (10, 3, 4), (11, 3, 5), (1, 5, 1), (10, 0, 0)],
+)
+def test_disk_to_the_byte(steps, every, written):
+    """Sample images of every `every`-th step, counted from 0, and of the last one; of 8 samples each."""
+    config, layout = full_size(f"steps={steps}", f"logging.samples_every={every}")
+    assert estimate(config, layout).disk == {
+        "checkpoints": 3 * 3 * 4 * ADAPTER,  # two are kept, one is being written: adapter, two moments, fp32
+        "sample images": written * 8 * IMAGE * 1.5,
+    }
 
 
 def test_one_h200_as_measured():
@@ -218,10 +316,9 @@ def test_two_h200_as_measured():
 def test_eight_ranks_hold_460_gb_of_the_engine():
     """DESIGN's reason to plan by node: 8 x 57.5 GB of page-locked copies."""
     needed = estimate(*full_size(ranks=8))
-    assert 8 * sum(size for name, size in needed.host.items() if name.startswith("copy of engine")) == about(
-        460 * GB
-    )
-    assert needed.node_bytes(8) == 8 * needed.node_bytes(1) > 460 * GB
+    copies = sum(size for name, size in needed.host.items() if name.startswith("copy of engine"))
+    assert 8 * copies == pytest.approx(460 * GB, rel=0.005)
+    assert needed.node_bytes(8) > 460 * GB
 
 
 def test_resident_keeps_both_on_the_gpu_and_copies_only_what_changes():

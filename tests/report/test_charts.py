@@ -78,7 +78,8 @@ def test_areas_stand_on_one_another():
     lower, upper = polylines(area_chart("t", [0, 1], {"a": [1.0, 1.0], "none": [0.0, 0.0], "b": [2.0, 2.0]}))
     assert lower[0][1] == upper[-1][1]  # the upper one's foot is the lower one's top
     assert 2 * (lower[-1][1] - lower[0][1]) == pytest.approx(upper[-1][1] - upper[0][1], abs=0.3)
-    polylines(area_chart("t", [7], {"a": [1.0]}))
+    (alone,) = polylines(area_chart("t", [7], {"a": [1.0]}))  # of one step: a strip all the same
+    assert len({x for x, _ in alone}) > 1 and len({y for _, y in alone}) == 2
 
 
 def test_a_long_run_is_thinned_to_means():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ class Scripted(Reward):
 
     def score(self, batch: RewardBatch) -> list:
         order = batch.prompts[0].prompt
+        if order == "die by itself":
+            os._exit(0)
+        if order == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if order == "raise":
             raise LookupError("no such image")
         if order == "hang":
@@ -34,8 +39,27 @@ class CannotBeMade(Scripted):
         raise RuntimeError("no weights")
 
 
+class LeavesWhenMade(Scripted):
+    def __init__(self, settings: RewardPartConfig) -> None:
+        sys.exit(0)
+
+
+class DiesWhenMade(Scripted):
+    def __init__(self, settings: RewardPartConfig) -> None:
+        os._exit(3)
+
+
+class HangsWhenMade(Scripted):
+    def __init__(self, settings: RewardPartConfig) -> None:
+        threading.Event().wait()
+
+
 class NeedsPackages(Scripted):
     packages = ("json", "no_such_package")
+
+
+class ReadsStyles(Scripted):
+    metadata = ("style",)
 
 
 class NeedsTargets(Scripted):

@@ -73,4 +73,5 @@ def test_too_many_failures_name_every_part_that_failed():
         "reward text gave no finite score for 1 and reward size gave no finite score for 2 of 4 samples, "
         "more than reward.max_failed_fraction=0.5 allows; first failure on this rank: no paper"
     )
-    gathered(allowed=0.75, text=[0.1, NAN, 0.3, 0.4], size=[NAN, 2.0, NAN, 4.0])
+    made = gathered(allowed=0.75, text=[0.1, NAN, 0.3, 0.4], size=[NAN, 2.0, NAN, 4.0])
+    assert made.mask.tolist() == [True, False, False, False]

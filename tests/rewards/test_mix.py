@@ -43,7 +43,7 @@ def test_every_part_scores_every_sample_with_its_own_settings(mix):
 def test_a_part_that_fails_leaves_the_others(mix):
     mix.submit(batch("raise"))
     scores = mix.collect()
-    assert scores["scripted"].errors == ["LookupError: no such image (scripted.py, line 20)"]
+    assert scores["scripted"].errors == ["LookupError: no such image (scripted.py, line 25)"]
     assert scores["fixed"].values == [0.25] * 2 and scores["fixed"].errors == []
 
 

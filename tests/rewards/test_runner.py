@@ -14,7 +14,7 @@ from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import RewardBatch
-from omnirl_hpc.rewards.runner import RewardRunner
+from omnirl_hpc.rewards.runner import RewardRunner, _exit_code
 
 
 def batch(order: str, size: int = 2) -> RewardBatch:
@@ -25,11 +25,10 @@ def batch(order: str, size: int = 2) -> RewardBatch:
 def make_runner():
     runners = []
 
-    def make(reward="Scripted") -> RewardRunner:
+    def make(reward="Scripted", workers: int = 1, seconds: float = 120.0) -> RewardRunner:
+        name = f"tests.rewards.scripted:{reward}"
         runners.append(
-            RewardRunner(
-                "scripted", RewardPartConfig(f"tests.rewards.scripted:{reward}", timeout_seconds=60.0)
-            )
+            RewardRunner("scripted", RewardPartConfig(name, workers=workers, timeout_seconds=seconds))
         )
         return runners[-1]
 
@@ -72,8 +71,8 @@ def test_scores_are_made_in_other_processes(runner):
 @pytest.mark.parametrize(
     ("order", "error"),
     [
-        ("raise", "LookupError: no such image (scripted.py, line 20)"),
-        ("text", "ValueError: could not convert string to float: 'high'"),
+        ("raise", "LookupError: no such image (scripted.py, line 25)"),
+        ("text", "returned str as the score of a sample, not a number"),
         ("1 2 3", "returned 3 scores for 2 samples"),
     ],
 )
@@ -104,7 +103,8 @@ def test_a_hang_ends_at_the_deadline_and_so_does_its_worker(make_runner):
     runner.submit(batch("1 2"))
     with pytest.raises(
         RewardError,
-        match=r"reward scripted did not score 2 of 2 micro-batches within 1 s \(reward.parts.scripted.timeout_seconds",
+        match=r"reward scripted did not score 2 of 2 micro-batches within 1 s "
+        r"\(reward.parts.scripted.timeout_seconds",
     ):
         runner.collect()
     worker.join(timeout=30)
@@ -129,14 +129,51 @@ def test_a_killed_worker_is_an_error_that_names_the_reward(make_runner):
     runner = make_runner()
     runner.submit(batch("1 2"))
     runner.submit(batch("die"))
-    with pytest.raises(RewardError, match="a worker process of reward scripted ended"):
+    with pytest.raises(RewardError, match="a worker process of reward scripted ended: SIGKILL killed it"):
         runner.collect()
-    with pytest.raises(RewardError, match="a worker process of reward scripted ended"):
+    with pytest.raises(RewardError, match="a worker process of reward scripted ended: SIGKILL killed it"):
         runner.submit(batch("1 2"))
 
 
-def test_a_reward_that_cannot_be_made_is_an_error_that_names_it(make_runner):
-    runner = make_runner("CannotBeMade")
-    runner.submit(batch("1 2"))
-    with pytest.raises(RewardError, match="a worker process of reward scripted ended"):
+@pytest.mark.parametrize(
+    ("order", "how"),
+    [("die by itself", "it left by itself with exit code 0"), ("crash", "SIGSEGV killed it")],
+)
+def test_a_worker_that_dies_ends_the_others_too(make_runner, order, how):
+    """The other worker ignores the signal by which the pool would end it, and Python would wait for it."""
+    runner = make_runner(workers=2)
+    runner.submit(batch(order))
+    with pytest.raises(RewardError, match=f"^a worker process of reward scripted ended: {how}"):
         runner.collect()
+    assert all(_exit_code(worker) is not None for worker in runner._workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        ("CannotBeMade", r"could not be made: RuntimeError: no weights \(scripted.py, line \d+\)$"),
+        ("LeavesWhenMade", r"could not be made: SystemExit: 0 \(scripted.py, line \d+\)$"),
+        ("DiesWhenMade", "ended: it left by itself with exit code 3$"),
+    ],
+)
+def test_a_reward_that_cannot_be_made_is_an_error_that_names_it(make_runner, workers, reward, why):
+    with pytest.raises(RewardError, match=f"reward scripted {why}"):
+        make_runner(reward, workers).wait_until_made()
+
+
+def test_a_reward_that_takes_too_long_to_be_made(make_runner):
+    runner = make_runner("HangsWhenMade", seconds=1.0)
+    with pytest.raises(
+        RewardError, match=r"could not be made within 1 s \(reward.parts.scripted.timeout_seconds"
+    ):
+        runner.wait_until_made()
+    assert all(_exit_code(worker) is not None for worker in runner._workers)
+
+
+def test_every_worker_has_made_the_reward_before_the_first_batch(make_runner):
+    runner = make_runner(workers=2)
+    runner.wait_until_made()
+    assert len(runner._workers) == 2 and all(worker.is_alive() for worker in runner._workers)
+    runner.submit(batch("1 2"))
+    assert runner.collect().values == [1, 2]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
+from omnirl_hpc.config.load import NO_PATHS, load_config
+from omnirl_hpc.layout import make_layout
+from omnirl_hpc.rollout import batching
+from omnirl_hpc.rollout.batching import SampleBatch, describe_padding, micro_batches
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
@@ -57,16 +61,12 @@ def batches(
 
 
 def test_the_last_batch_is_padded_with_its_last_sample():
-    made = batches([request(i) for i in range(7)], size=3)
-    assert [count for _, count in made] == [3, 3, 1]
-    assert [[r.identity.sample for r in batch.requests] for batch, _ in made] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 6, 6],
-    ]
+    made = batches([request(i) for i in range(6)], size=4)
+    assert [count for _, count in made] == [4, 2]
+    assert [[r.identity.sample for r in batch.requests] for batch, _ in made] == [[0, 1, 2, 3], [4, 5, 5, 5]]
     shapes = {(batch.initial[LATENTS].shape, batch.noise[LATENTS].shape) for batch, _ in made}
-    assert shapes == {((3, *SHAPE), (3, 2, *SHAPE))}
-    assert torch.equal(made[2][0].initial[LATENTS][0], made[2][0].initial[LATENTS][2])
+    assert shapes == {((4, *SHAPE), (4, 2, *SHAPE))}
+    assert torch.equal(made[1][0].initial[LATENTS][1], made[1][0].initial[LATENTS][3])
 
 
 def test_noise_is_a_function_of_the_sample():
@@ -89,6 +89,24 @@ def test_no_two_draws_are_the_same():
     ((batch, _),) = batches(requests, 4)
     draws = torch.cat([batch.initial[LATENTS], batch.noise[LATENTS].flatten(0, 1)]).flatten(1)
     assert len(draws.unique(dim=0)) == 12  # 4 initial, 4 x 2 of transitions
+
+
+def test_a_samples_hash_is_of_all_its_noise(monkeypatch):
+    """Initial or of a transition, one other value shows; the place in a batch does not."""
+
+    def hashes(*samples: int, changed: str | None = None) -> list[int]:
+        def draw(shape, seed, purpose, *identity):
+            return standard_normal(shape, seed, purpose, *identity) + (purpose == changed)
+
+        monkeypatch.setattr(batching, "standard_normal", draw)
+        return [
+            n for batch, _ in batches([request(i) for i in samples], 2) for n in batch.noise_hash.tolist()
+        ]
+
+    first, second = hashes(0, 1)
+    assert hashes(1, 0) == [second, first]
+    others = [hashes(0, 1, changed=purpose)[0] for purpose in (INITIAL_NOISE, TRANSITION_NOISE)]
+    assert len({first, second, *others}) == 4
 
 
 def test_streams_have_noise_of_their_own():
@@ -144,3 +162,16 @@ def test_samples_hold_the_schedule_at_their_windows():
 
 def test_without_stochastic_steps_there_is_no_trajectory():
     assert made_samples(request(0, start=0, size=0)).trajectory is None
+
+
+@pytest.mark.parametrize(("size", "ranks", "wasted"), [(8, 1, None), (9, 1, 1), (8, 2, 4), (4, 2, None)])
+def test_a_micro_batch_larger_than_a_replicas_samples_is_told(size, ranks, wasted):
+    """8 samples in a step. Smaller ones are padded at the end at most."""
+    settings = ("data.prompts_per_step=4", "data.samples_per_prompt=2", f"rollout.micro_batch_size={size}")
+    config = load_config(["recipe=flowgrpo_tiny", *NO_PATHS, *settings]).config
+    said = describe_padding(config, make_layout(config, 0, ranks))
+    if wasted is None:
+        assert said is None
+    else:
+        assert said.startswith(f"rollout.micro_batch_size={size} is more than the {8 // ranks} samples")
+        assert said.endswith(f"each step computes {wasted} for nothing")

@@ -40,9 +40,8 @@ class Rollout:
         self.transformer = self.engine._pipeline.transformer
         fill_adapter(self.transformer, seed=1)
         groups = GroupSampler(PromptTable(config.data.prompts), 4, 2, config.seed).next_groups()
-        self.requests = make_requests(
-            config, self.family, ConditionCache(self.engine.encode, 16), ALONE, 0, groups
-        )
+        cache, window = ConditionCache(self.engine.encode, 16), config.sampling.window
+        self.requests = make_requests(config, self.family, cache, ALONE, 0, groups, window)
 
     def generate(self, requests=None):
         return Samples.cat(list(self.engine.generate(self.requests if requests is None else requests)))

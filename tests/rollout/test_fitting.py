@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from omnirl_hpc.errors import EngineError
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
 from omnirl_hpc.sampling.samples import SampleIdentity
 from omnirl_hpc.sampling.windows import Window
-from tests.helpers import CPU, one_rank_group
+from tests.helpers import CPU, one_rank_group, run_ranks
 
 REQUESTS = [
     SampleRequest(SampleIdentity(0, 0, "a", sample), 0, Window(0, 1), {}, None, 8) for sample in range(3)
@@ -71,3 +72,14 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
     engine.generate = lambda requests: 1 / 0
     with pytest.raises(ZeroDivisionError):
         fit(engine)
+
+
+def of_a_rank() -> list[int]:
+    engine = Engine(16, room=[16, 5][dist.get_rank()])
+    fit_micro_batch_size(engine, REQUESTS, 64, CPU, may_shrink=True)
+    return [*engine.tried, engine.micro_batch_size]
+
+
+def test_what_fits_on_one_rank_alone_is_too_much():
+    """All micro-batches of a run have one shape, on every rank."""
+    assert run_ranks(2, of_a_rank) == [[16, 8, 4, 4]] * 2

@@ -147,8 +147,8 @@ def family(pid: int) -> list[int]:
 class Program:
     """`train` on the tiny model, with everything that tests do not vary."""
 
-    def __init__(self, model: Path, prompts: Path, folder: Path) -> None:
-        self._needed = ("recipe=flowgrpo_tiny", *SMALL, f"model.path={model}", f"data.prompts={prompts}")
+    def __init__(self, model: Path, prompts: Path, folder: Path, recipe: str = "flowgrpo_tiny") -> None:
+        self._needed = (f"recipe={recipe}", *SMALL, f"model.path={model}", f"data.prompts={prompts}")
         self._folder = folder
         self._count = 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import omnirl_hpc
 from omnirl_hpc.config.load import load_config
@@ -38,7 +39,16 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_the_examples_are_settings(folder, command):
-    load_config(["run_dir=r", "model.path=m", "data.prompts=p", *command])
+    """Each value of a command stands in the settings that it makes."""
+    loaded = load_config(["run_dir=r", "model.path=m", "data.prompts=p", *command])
+    settings = OmegaConf.create(loaded.to_yaml())
+    for key, _, value in (override.partition("=") for override in command):
+        if key in ("reward", "algorithm", "model"):  # a choice: its name, or its family
+            chosen = {"reward": list(settings.reward.parts), "algorithm": settings.algorithm.name}
+            chosen["model"] = settings.model.family
+            assert all(name.rpartition(":")[2] in str(chosen[key]) for name in value.strip("[]").split(","))
+        else:
+            assert str(OmegaConf.select(settings, key)) == value
 
 
 # Of the two for the reward, the second does all that the first does; on two ranks torchrun's idea of a

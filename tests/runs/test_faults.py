@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from omnirl_hpc.checkpoints.files import find_fault
-from tests.runs.program import lines
+from omnirl_hpc.launch.lock import find_holder
+from tests.runs.program import go_on, lines
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +58,33 @@ def test_a_gradient_that_is_nan_stops_the_run_before_it_is_applied(program, tmp_
     assert [find_fault(checkpoints / f"step_00000{n}") for n in (0, 1)] == [None, None]
     program.finish(tmp_path / "run", "checkpoint.every=1", "steps=2", ranks=1)
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [0, 1]
+
+
+def test_a_run_that_was_replaced_while_it_was_frozen_writes_nothing_more(program, tmp_path):
+    run = tmp_path / "run"
+
+    def files() -> dict[Path, bytes]:
+        return {
+            path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "PAUSED"
+        }
+
+    options = ("steps=2", "checkpoint.every=1", "determinism=strict", "logging.samples_every=1")
+    with program.start(run, *options, ranks=1, faults=("pause:rollout:1:0",)) as job:
+        job.wait_for(run / "PAUSED")
+        holder = find_holder(run)
+        (run / "lock" / f"{holder.token}.json").unlink()  # as who has found it silent does
+        other = replace(holder, token="other", job="slurm job 8", host="node9")
+        (run / "lock" / "other.json").write_text(json.dumps(asdict(other)))
+        before = files()
+        go_on(run)
+        ended = job.wait()
+    assert ended.code == 1
+    last = ended.output.splitlines()[-1]
+    assert f"run_dir={run} was taken over by slurm job 8 (process {holder.pid} on node9): " in last, (
+        ended.output
+    )
+    assert "Traceback" not in ended.output
+    assert files() == before
 
 
 def test_a_full_disk_is_found_before_the_first_step(program, small_disk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from omnirl_hpc.sampling import noise as noise_module
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal, uniform_integer
 
 
@@ -37,6 +38,21 @@ def test_every_part_of_an_identity_counts():
     ]
     drawn = {tuple(standard_normal((4,), *identity).tolist()) for identity in identities}
     assert len(drawn) == len(identities)
+
+
+def test_draws_are_pinned():
+    """By numpy's Philox, keyed with the number that test_hashing.py pins. Others would change every run."""
+    pinned = [0.27464279532432556, -0.5179939270019531, 0.09895572066307068, -0.010072913952171803]
+    assert standard_normal((2, 2), 0, "noise", 1).flatten().tolist() == pinned
+
+
+def test_every_bit_of_a_hash_counts(monkeypatch):
+    """Cut to 32 bits, two of the million draws of a run would be equal."""
+    monkeypatch.setattr(noise_module, "stable_hash", lambda number: number)
+    drawn = {
+        tuple(standard_normal((4,), number).tolist()) for number in (0, *(1 << bit for bit in range(63)))
+    }
+    assert len(drawn) == 64
 
 
 def test_noise_is_standard_normal():

@@ -61,6 +61,8 @@ def by_hand(
     for i, t in enumerate(schedule.timesteps):
         pair = schedule.sigmas[i], schedule.sigmas[i + 1]
         place = i - window.start
+        if place == 0:
+            edges.append(x)
         if 0 <= place < window.size:
             step = transition(
                 kind,
@@ -71,12 +73,10 @@ def by_hand(
                 sigma_max=schedule.sigma_max,
                 noise=noise[:, place],
             )
-            edges.append(x)
+            edges.append(step.next_sample)
             log_probs.append(float(step.log_prob))
         else:
             step = transition("ode", velocity(x, t), x, *pair)
-        if place == window.size:
-            edges.append(x)
         x = step.next_sample
     return torch.cat(edges), log_probs, x[0]
 
@@ -164,6 +164,21 @@ def test_without_a_window_only_the_end_is_recorded():
     torch.testing.assert_close(got.final[LATENTS], x, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("starts", [(0, 0), (2, 2), (0, 3)])
+def test_a_window_of_no_steps_has_the_end_alone(starts, monkeypatch):
+    """No edges and no log-probabilities: an evaluation's samples are made like this.
+
+    New memory is full of NaN here, as it may be anywhere: nothing of it may be returned.
+    """
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *a, **kw: self.new_full(*a, torch.nan, **kw))
+    windows = [Window(start, 0) for start in starts]
+    got = run(windows)
+    assert got.log_probs.shape == (2, 0) and got.latents[LATENTS].shape == (2, 0, *SHAPE)
+    for row in range(2):
+        final = by_hand(row, windows, "sde")[2]
+        torch.testing.assert_close(got.final[LATENTS][row], final, rtol=1e-6, atol=1e-6)
+
+
 def test_samples_do_not_depend_on_their_neighbours():
     windows = [Window(0, 2), Window(1, 2), Window(3, 2)]
     together, alone = run(windows), run(windows, rows=slice(1, 2))
@@ -213,3 +228,14 @@ def test_misuse_is_an_error():
     recorder.advance(LATENTS, x)
     with pytest.raises(RuntimeError, match="made 1 of 6 steps of latents"):
         recorder.finish()
+
+
+def test_what_was_begun_ends_with_finish():
+    """A pipeline that is called again without `begin` would draw the last call's noise once more."""
+    recorder, x = Recorder("sde", 0.7), torch.zeros(1, *SHAPE)
+    recorder.begin(one(x), [Window(0, 1)], one(torch.zeros(1, 1, *SHAPE)), one(SCHEDULE))
+    for _ in range(STEPS):
+        recorder.advance(LATENTS, x)
+    recorder.finish()
+    with pytest.raises(RuntimeError, match="latents was not begun"):
+        recorder.advance(LATENTS, x)

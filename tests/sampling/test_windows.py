@@ -47,9 +47,11 @@ def test_null_means_every_step_but_the_last():
 )
 def test_what_shares_a_draw(per, varies_by_prompt, varies_by_sample):
     config = sampling(50, size=2, first=0, last=49, per=per)
-    draw = lambda **identity: (
-        draw_window(config, **({"seed": 0, "step": 0, "prompt_id": "a", "sample": 0} | identity)).start
-    )  # noqa: E731
+
+    def draw(**identity) -> int:
+        usual = {"seed": 0, "step": 0, "prompt_id": "a", "sample": 0}
+        return draw_window(config, **(usual | identity)).start
+
     assert (len({draw(prompt_id=str(i)) for i in range(20)}) > 1) == varies_by_prompt
     assert (len({draw(sample=i) for i in range(20)}) > 1) == varies_by_sample
     assert len({draw(step=i) for i in range(20)}) > 1

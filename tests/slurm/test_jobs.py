@@ -10,18 +10,37 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from omnirl_hpc.config.quoting import setting
 from omnirl_hpc.launch.identity import slurm_port
 from tests.runs.program import DEAD_RANK_SECONDS, ROOT, assert_same_run, go_on, lines
-from tests.slurm.cluster import SMALL, Job
+from tests.slurm.cluster import SMALL, Cluster, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 TINY = "sbatch/flowgrpo_tiny.sh"
 ONE_RANK = ("--nodes=1", "--ntasks-per-node=1")
 EVERY = "checkpoint.every=1"
+
+
+def train_command(cluster: Cluster, run_dir: Path) -> tuple[str, ...]:
+    """What common.sh makes of the tiny job, for a user's own srun."""
+    environ = cluster.environ
+    paths = (f"run_dir={run_dir}", f"model.path={environ['MODEL']}", f"data.prompts={environ['PROMPTS']}")
+    settings = ("recipe=flowgrpo_tiny", *paths, "data.prompts_per_step=8", *SMALL, "steps=3")
+    return (sys.executable, "-m", "omnirl_hpc", "train", *settings)
+
+
+def test_an_mpirun_in_each_task_of_a_step_is_refused(cluster, reference, tmp_path):
+    """Four runs of one rank in one folder, where the user meant one of four."""
+    step = ("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--mpi=none", "mpirun", "-n", "1")
+    ended = cluster.run(*step, *train_command(cluster, tmp_path / "run"))
+    assert ended.returncode != 0, ended.stdout
+    assert ended.stdout.count("the Slurm step has 4 tasks") == 4, ended.stdout
+    assert not (tmp_path / "run").exists()
 
 
 def test_mpirun_gives_the_same_run(cluster, reference, tmp_path):
@@ -65,7 +84,7 @@ def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cl
     """While it starts, twice in the middle of step 1 with no step done between, and while it saves."""
     run_dir = tmp_path / "run"
     job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "pause:save:2:0"))
-    job.wait_for(run_dir / "lock.json")
+    job.wait_for(run_dir / "lock")
     cluster.preempt(job)
     job.wait_for_start(1)
     assert not (run_dir / "metrics.jsonl").exists()
@@ -117,11 +136,14 @@ def test_a_lost_node_requeues_the_job(cluster, reference, tmp_path):
 def test_a_chain_goes_on_in_the_next_job_and_ends_with_the_run(cluster, reference, tmp_path):
     """USR1 to the first job while its rank starts: it is seen before the first step. The second completes the
     run.
+
+    Submitted from an empty folder, and with names that Hydra, the shell and Slurm would read as syntax.
     """
-    run_dir = tmp_path / "run"
+    run_dir = tmp_path / "q(1), it's {a} #b ünï"
     settings = (
         "recipe=flowgrpo_tiny",
-        f"run_dir={run_dir}",
+        setting("run_dir", str(run_dir)),
+        'job_name=it\'s"a"#1',
         "ranks_per_node=1",
         "gpus_per_node=0",
         "cpus_per_task=1",
@@ -136,15 +158,16 @@ def test_a_chain_goes_on_in_the_next_job_and_ends_with_the_run(cluster, referenc
         *data,
         *SMALL,
         "steps=1",
-        f"python={sys.executable}",
         "chain=3",
     )
-    said = cluster.call(sys.executable, *command)
+    (tmp_path / "empty").mkdir()
+    said = cluster.call("env", "--chdir", str(tmp_path / "empty"), sys.executable, *command, PYTHON="")
     first, second, third = (Job(cluster, line.split(",")[0].split()[1]) for line in said.splitlines())
     first.wait_for(run_dir / "log/rank_0.log")
     first.signal("USR1", "--batch")
     assert first.wait() == 1, first.output()
-    assert "requeued 0 times already (MAX_REQUEUES=0): the run is saved" in first.output()
+    assert "not requeued (MAX_REQUEUES=0): the run is saved" in first.output()
+    assert first.show()["JobName"] == 'it\'s"a"#1'
     assert (run_dir / "checkpoints/latest").read_text() == "step_000000"
     assert second.wait() == 0, second.output()
     third.wait()
@@ -152,13 +175,36 @@ def test_a_chain_goes_on_in_the_next_job_and_ends_with_the_run(cluster, referenc
     assert len(lines(run_dir / "metrics.jsonl")) == 1
 
 
-def test_a_run_that_minds_the_time_limit_itself(cluster, reference, tmp_path):
-    """`stop_before` longer than the whole job: over at once."""
+def test_a_job_that_would_be_told_to_stop_at_once_is_refused(cluster, reference, tmp_path):
+    """By the warning of the script's header, or by `stop_before` longer than the whole job."""
+    warned = cluster.submit(TINY, tmp_path / "warned", options=(*ONE_RANK, "--time=2"))
     options = (*ONE_RANK, "--time=10", "--signal=CONT@1")
-    job = cluster.submit(TINY, tmp_path / "run", "stop_before=3600", options=options, MAX_REQUEUES="0")
-    assert job.wait() == 1, job.output()
-    assert "stopped for the system: everything is saved" in job.output()
-    assert (tmp_path / "run/checkpoints/latest").read_text() == "step_000000"
+    job = cluster.submit(TINY, tmp_path / "run", "stop_before=3600", options=options)
+    assert job.wait() == 2, job.output()
+    assert re.search(
+        r"stop_before=3600, and the job ends in \d+ s, which leaves no time to train", job.output()
+    )
+    assert warned.wait() == 2, warned.output()
+    assert "the warning comes 120 s before the end (--signal) of a job of " in warned.output()
+    assert warned.show()["Restarts"] == job.show()["Restarts"] == "0"
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun -n 1"])
+def test_ranks_get_what_is_exported_for_them_whatever_the_job_was_given(cluster, tmp_path, launcher):
+    script = tmp_path / "script.sh"
+    script.write_text(
+        f"#!/usr/bin/env bash\nOMNIRL_ROOT={ROOT} PYTHON=true\nsource $OMNIRL_ROOT/sbatch/common.sh\n"
+        f"echo shell; export -p; echo rank; {launcher} bash -c 'export -p'\n"
+    )
+    passed_on = "--export=OMPI_ALLOW_RUN_AS_ROOT,OMPI_ALLOW_RUN_AS_ROOT_CONFIRM,PATH"
+    job = Job(
+        cluster, cluster.call("sbatch", "--parsable", "--nodes=1", "--ntasks=1", passed_on, str(script))
+    )
+    assert job.wait() == 0, job.output()
+    shell, rank = (set(said.splitlines()) for said in job.output().split("shell\n")[1].split("rank\n"))
+    exported = {line for line in shell if not line.startswith(("declare -x SLURM", "declare -x SHLVL"))}
+    assert exported <= rank, exported - rank
+    assert any("HF_HUB_OFFLINE" in line for line in exported)
 
 
 def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference, tmp_path):
@@ -169,7 +215,13 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     job.wait_for(run_dir / "PAUSED")
     second = cluster.submit(TINY, run_dir, options=ONE_RANK)
     assert second.wait() == 2, second.output()
-    assert f"run_dir={run_dir} is in use by slurm job {job.number} on hpc01" in second.output()
+    holder = rf"slurm job {job.number} of \w+, step 0 \(process \d+ on hpc01\)"
+    refusal = f"run_dir={run_dir} is in use by {holder}: choose another run_dir"
+    assert re.search(refusal, second.output()), second.output()
+    # So is a second step of the same job, on its other node.
+    step = ("srun", f"--jobid={job.number}", "--overlap", "--nodelist=hpc02", "--nodes=1", "--ntasks=1")
+    ended = cluster.run(*step, *train_command(cluster, run_dir))
+    assert ended.returncode == 2 and re.search(refusal, ended.stdout), ended.stdout
     (run_dir / "STOP").touch()
     go_on(run_dir)
     assert job.wait() == 0, job.output()
@@ -223,11 +275,16 @@ def test_in_a_container(cluster, reference, tmp_path):
         "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
         "CONTAINER": str(tmp_path / "image.sif"),
         "BINDS": "/opt/a:/b",
+        "SLURM_TMPDIR": "/not/bound",
     }
     job = cluster.submit(TINY, tmp_path / "run", "steps=1", options=ONE_RANK, **environ)
     assert job.wait() == 0, job.output()
     binds = f"{ROOT},{tmp_path}/run,{reference}/model,{reference},/opt/a:/b"
     assert f"\napptainer exec --bind {binds} {tmp_path}/image.sif python\n" in job.output()
+    said = (
+        "temporary files: SLURM_TMPDIR=/not/bound cannot be written to here (in a container it may need BINDS"
+    )
+    assert job.output().count(said) == 1
 
 
 def test_the_preflight_by_hand_and_an_evaluation(cluster, reference, tmp_path):

@@ -37,7 +37,7 @@ def checked_process_group(
     sizes: of the all-reduce, by type of device, in bytes. Raises LaunchError where ranks do not come
     together, and PreflightError on every rank where one check fails on any.
     """
-    rendezvous = Rendezvous(identity, config.timeout_seconds)
+    rendezvous = Rendezvous(identity, config.timeout_seconds, f"run_dir={config.run_dir}")
     findings = inspect(config, identity, device, rendezvous)
     if failures := [f"{finding.check}: {finding.text}" for finding in findings if finding.level == FAILED]:
         raise PreflightError(f"preflight: {'; '.join(failures)}", findings)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from omnirl_hpc.errors import DataError
@@ -100,14 +100,21 @@ class QwenImage(ModelFamily):
         }
 
     @torch.no_grad()
+    def encode_media(self, pipeline: Any, media: Media) -> Streams:
+        vae = pipeline.vae
+        images = (media.frames.transpose(1, 2).to(vae.dtype) / 127.5 - 1).contiguous()  # [B, 3, 1, H, W]
+        mean, std = _latent_statistics(vae, images)
+        cells = (vae.encode(images).latent_dist.mode() - mean) * std  # no draw: the same at every epoch
+        batch, channels, _, height, width = cells.shape
+        return {LATENTS: QwenImagePipeline._pack_latents(cells, batch, channels, height, width).float()}
+
+    @torch.no_grad()
     def decode(self, pipeline: Any, latents: Streams) -> Media:
         vae = pipeline.vae
         cells = QwenImagePipeline._unpack_latents(
             latents[LATENTS], self.config.height, self.config.width, VAE_SCALE
         ).to(vae.dtype)
-        statistics = {"dtype": cells.dtype, "device": cells.device}
-        mean = torch.tensor(vae.config.latents_mean, **statistics).view(1, -1, 1, 1, 1)
-        std = 1.0 / torch.tensor(vae.config.latents_std, **statistics).view(1, -1, 1, 1, 1)
+        mean, std = _latent_statistics(vae, cells)
         images = vae.decode(cells / std + mean, return_dict=False)[0]  # [B, 3, 1, H, W]
         frames = (images.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return Media(frames=frames.transpose(1, 2))
@@ -119,6 +126,13 @@ class QwenImage(ModelFamily):
     @cached_property
     def _transformer_config(self) -> dict[str, Any]:
         return self.component_config("transformer")
+
+
+def _latent_statistics(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / standard deviation of the VAE's latents, by channel."""
+    place = {"dtype": like.dtype, "device": like.device}
+    mean = torch.tensor(vae.config.latents_mean, **place).view(1, -1, 1, 1, 1)
+    return mean, 1.0 / torch.tensor(vae.config.latents_std, **place).view(1, -1, 1, 1, 1)
 
 
 # The pipeline wraps a prompt in this and drops the first TEMPLATE_START tokens (attributes of

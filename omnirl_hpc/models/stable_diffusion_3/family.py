@@ -91,6 +91,13 @@ class StableDiffusion3(ModelFamily):
         return {LATENTS: unconditional + guidance.scales["text"] * (positive - unconditional)}
 
     @torch.no_grad()
+    def encode_media(self, pipeline: Any, media: Media) -> Streams:
+        vae = pipeline.vae
+        images = media.frames[:, 0].to(vae.dtype) / 127.5 - 1  # [B, 3, H, W]
+        cells = vae.encode(images).latent_dist.mode()  # no draw: the same at every epoch
+        return {LATENTS: ((cells - vae.config.shift_factor) * vae.config.scaling_factor).float()}
+
+    @torch.no_grad()
     def decode(self, pipeline: Any, latents: Streams) -> Media:
         vae = pipeline.vae
         cells = latents[LATENTS].to(vae.dtype)

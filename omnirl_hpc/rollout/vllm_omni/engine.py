@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import Prompt
@@ -72,6 +72,10 @@ class VllmOmniEngine:
             return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
         targets = config.actor.lora.target_modules or self._family.spec.lora_targets
         return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
+
+    @property
+    def transformer(self) -> nn.Module:
+        return self._pipeline.transformer
 
     def encode(self, prompt: Prompt) -> Condition:
         self._require_awake()

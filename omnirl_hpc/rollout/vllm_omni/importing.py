@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from omnirl_hpc.errors import EngineError
 from omnirl_hpc.rollout.vllm_omni.versions import Versions, require
 
 # The environment variables that importing vllm_omni and what it pulls in may change. Everything else is put
@@ -40,13 +42,26 @@ TORCH_SETTINGS = (
 )
 
 
+_prepared = False  # import_vllm_omni was called
+
+
 def import_vllm_omni(device: torch.device) -> Versions:
     """Import vllm_omni for `device` and return the versions found. Call before any other module of this
     folder.
 
-    Raises ConfigError where the installed versions are not supported.
+    The one way into vllm for every program. Raises ConfigError where the installed versions are not
+    supported, and EngineError where vllm came in another way: what its import has changed for the whole
+    process is not known then (cuDNN's attention would be off).
     """
+    global _prepared
     versions = require()
+    if not _prepared and (early := sorted({"vllm", "vllm_omni"} & set(sys.modules))):
+        raise EngineError(
+            f"{' and '.join(early)} was imported before import_vllm_omni, which keeps torch's settings: "
+            "import it "
+            "after the engine is made"
+        )
+    _prepared = True
     with keep_environment(but=CHANGED_BY_IMPORT), keep_torch_settings():
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if device.type == "cpu":

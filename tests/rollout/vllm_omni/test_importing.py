@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
+import omnirl_hpc
+from omnirl_hpc.errors import EngineError
+from omnirl_hpc.rollout.vllm_omni import importing
 from omnirl_hpc.rollout.vllm_omni.importing import keep_environment, keep_torch_settings
 
 
@@ -34,3 +41,32 @@ def test_keep_torch_settings_puts_back_what_an_import_turned_off():
         switches.enable_math_sdp(not before[1])
         torch.set_default_dtype(torch.float64)
     assert (switches.cudnn_sdp_enabled(), switches.math_sdp_enabled(), torch.get_default_dtype()) == before
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm_omni"])
+def test_vllm_that_came_in_another_way_is_an_error(monkeypatch, name):
+    monkeypatch.setattr(importing, "_prepared", False)
+    monkeypatch.setattr(importing, "require", lambda: None)
+    for other in {"vllm", "vllm_omni"} - {name}:
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    monkeypatch.setitem(sys.modules, name, object())
+    with pytest.raises(EngineError, match=f"^{name} was imported before import_vllm_omni"):
+        importing.import_vllm_omni(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("options", [[], ["--profile"]])
+def test_the_benchmark_of_steps_leaves_vllm_to_the_engine(tmp_path, options):
+    """Also where it deletes weights, for which it reaches into the engine before there is one."""
+    root = Path(omnirl_hpc.__file__).parent.parent
+    program = f"""
+import sys
+from benchmarks import rl_step
+rl_step.delete_weights_when_read(rl_step.Path({str(tmp_path)!r}))
+if {bool(options)}:
+    rl_step.profile_update(number=3)
+print(sorted({{"vllm", "vllm_omni"}} & set(sys.modules)))
+"""
+    environ = {"PYTHONPATH": ":".join([str(root), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"

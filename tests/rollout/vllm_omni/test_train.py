@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.runs.program import Job, compare
 
 RANKS = 2
 STEPS = 3
@@ -76,18 +76,16 @@ def test_a_replica_of_two_ranks_trains_all_weights(tiny_model: Path, tiny_prompt
 def test_killed_and_resumed_is_the_run_that_was_never_stopped(
     whole: Path, tiny_model: Path, tiny_prompts: Path, tmp_path: Path
 ):
-    run = tmp_path / "run"
-    started = subprocess.Popen(command(run, tiny_model, tiny_prompts))
-    end = time.monotonic() + DEADLINE
-    while not (run / "checkpoints" / "step_000001").exists():
-        assert time.monotonic() < end and started.poll() is None
-        time.sleep(0.05)
-    os.kill(
-        json.loads((run / "lock.json").read_text())["pid"], signal.SIGKILL
-    )  # rank 0; torchrun ends the others
-    assert started.wait(timeout=DEADLINE) != 0
-    assert len(metrics(run)) < STEPS
+    """Killed in the rollout of its second step, where it waits for that."""
+    run, arguments = tmp_path / "run", command(tmp_path / "run", tiny_model, tiny_prompts)
+    program = arguments.index("omnirl_hpc")
+    arguments[program : program + 1] = ["tests.runs.inject", "pause:rollout:1:0", "--"]
+    job = Job(arguments, dict(os.environ), tmp_path / "output.txt")
+    try:
+        job.wait_for(run / "PAUSED")
+    finally:
+        job.kill_everything()
+    assert [step["step"] for step in metrics(run)] == [0]
     subprocess.run(command(run, tiny_model, tiny_prompts), check=True, timeout=DEADLINE)
-    subprocess.run(
-        [sys.executable, "-m", "omnirl_hpc", "compare", str(whole), str(run)], check=True, timeout=DEADLINE
-    )
+    code, said = compare(whole, run)
+    assert code == 0, said

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.roll_out import roll_out
 from omnirl_hpc.sampling import samples
 from omnirl_hpc.sampling.samples import Media
+from omnirl_hpc.sources.generation import Generation
 from tests.helpers import go_on
 
 
@@ -19,7 +19,7 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
     """Each sample goes to one of them, and all have the same number, wherever micro-batches end."""
 
     class Samples:
-        """As much of Samples as roll_out looks at."""
+        """As much of Samples as `roll_out` looks at."""
 
         def __init__(self, numbers):
             self.group = torch.tensor(numbers)
@@ -41,7 +41,9 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
             patch.setattr(
                 samples.Samples, "cat", lambda batches: [n for b in batches for n in b.group.tolist()]
             )
-            kept = roll_out(engine, rewards, layout, [], [SimpleNamespace(prompt=n) for n in range(8)], go_on)
+            generation = Generation.__new__(Generation)
+            generation.engine, generation._rewards, generation._layout = engine, rewards, layout
+            kept = generation.roll_out([], [SimpleNamespace(prompt=n) for n in range(8)], go_on)
         assert scored == kept  # each rank scores what it trains
         return kept
 

@@ -1,4 +1,4 @@
-"""Who says what went wrong, where every rank finds the same fault."""
+"""Which rank reports an error that every rank finds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError
+from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError, ResumeError
 from omnirl_hpc.launch.identity import Identity
 
-SPEAKING_SECONDS = 2.0
+REPORTING_SECONDS = 2.0
 
 
 @contextmanager
-def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
+def rank_0_reports_first(identity: Identity) -> Iterator[None]:
     """Hold an error of another rank back: a launcher may end all ranks as soon as one has ended.
 
     Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is
-    missing on one node only. What a preflight found all ranks know, so rank 0 speaks for them.
+    missing on one node only. What ranks found together, rank 0 knows and speaks of for them all.
     """
     try:
         yield
@@ -27,7 +27,7 @@ def rank_0_speaks_first(identity: Identity) -> Iterator[None]:
     except OmniRLError as error:
         if identity.rank == 0:
             raise
-        time.sleep(SPEAKING_SECONDS)
-        if isinstance(error, PreflightError):
+        time.sleep(REPORTING_SECONDS)
+        if isinstance(error, (PreflightError, ResumeError)):
             sys.exit(error.exit_code)
         raise type(error)(f"{identity}: {error}") from None

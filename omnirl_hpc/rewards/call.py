@@ -1,0 +1,60 @@
+"""One call of a reward: a user's code, which may raise anything, leave the program, or return anything."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omnirl_hpc.rewards.reward import Reward, RewardBatch
+
+CALLERS = (__file__, str(Path(__file__).with_name("runner.py")))  # in which every traceback begins
+
+
+class WrongScores(Exception):
+    """What a reward returned is not a number for each sample."""
+
+
+def call_reward(reward: Reward, batch: RewardBatch) -> tuple[list[float], str | None]:
+    """A number for each sample, or no numbers and one sentence about what went wrong.
+
+    A failed call is counted, masked out of its groups and reported by the trainer: it is never a score of 0.
+    """
+    try:
+        return as_scores(reward.score(batch), len(batch.prompts)), None
+    except WrongScores as failure:
+        return [], str(failure)
+    except (
+        BaseException
+    ) as failure:  # exit() and a KeyboardInterrupt of the reward's own, too: no end of a run
+        return [], describe_failure(failure)
+
+
+def as_scores(returned: Any, count: int) -> list[float]:
+    """What `score` returned as `count` floats, which may be infinite or NaN.
+
+    A list, a tuple, or an array or tensor of one dimension. Raises WrongScores for anything else: the keys of
+    a dictionary, the characters of a text and a set's elements are no scores in the order of samples.
+    """
+    if hasattr(returned, "tolist"):  # NumPy's and torch's, without importing torch
+        returned = returned.tolist()
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes, bytearray)):
+        raise WrongScores(f"returned {type(returned).__name__}, not a list of numbers")
+    if len(returned) != count:
+        raise WrongScores(f"returned {len(returned)} scores for {count} samples")
+    return [_as_number(score) for score in returned]
+
+
+def _as_number(score: Any) -> float:
+    if not hasattr(score, "__float__") or len(getattr(score, "shape", ())):  # an array is no number
+        raise WrongScores(f"returned {type(score).__name__} as the score of a sample, not a number")
+    return float(score)
+
+
+def describe_failure(failure: BaseException) -> str:
+    """Its kind, its message, and the last line of the reward's own file that was running."""
+    said = " ".join("".join(traceback.format_exception_only(failure)).split())
+    below = [f for f in traceback.extract_tb(failure.__traceback__) if f.filename not in CALLERS]
+    own = [frame for frame in below if frame.filename == below[0].filename]
+    return f"{said} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else said
