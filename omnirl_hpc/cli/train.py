@@ -25,6 +25,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -46,7 +47,9 @@ Every key with its type, default and meaning: {schema}
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks
+    first.
+    """
     if "-h" in overrides or "--help" in overrides:
         print(usage())
         return
@@ -219,6 +222,7 @@ ENDINGS = {
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
     sampling, actor = config.sampling, config.actor
+    guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
     window = sampling.window
     images = config.data.prompts_per_step * config.data.samples_per_prompt
     return {
@@ -230,7 +234,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
-        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
         "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
         "are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "

@@ -70,7 +70,7 @@ def strong(finished_run, tmp_path_factory):
     add_lora(
         transformer,
         LoraConfig(settings["r"], settings["lora_alpha"]),
-        QwenImage.lora_targets,
+        QwenImage.spec.lora_targets,
         torch.float32,
         seed=0,
     )

@@ -811,8 +811,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
+        "(window_size(config) + 2)",
         "(window_size(config) + 1)",
-        "window_size(config)",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -859,8 +859,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "+ 3 * config.model.height * config.model.width)",
-        "+ config.model.height * config.model.width)",
+        "+ samples / config.data.samples_per_prompt * conditions",
+        "+ samples * conditions",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -871,14 +871,14 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        'once = branches if config.actor.cfg == "batched" else 1',
+        "once = branches if actor_numerics(config).batched_cfg else 1",
         "once = 1",
         "tests/planning/test_estimate.py",
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "return config.rollout.embedding_cache_size * text_width",
-        "return text_width",
+        "values = config.rollout.embedding_cache_size * shape",
+        "values = shape",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -962,16 +962,16 @@ FAULTS = (
     ),
     Fault("omnirl_hpc/planning/residency.py", "0.9", "1.0", "tests/planning/test_residency.py"),
     Fault(
-        "omnirl_hpc/planning/qwen_image.py",
-        "attention + 2.5 * attention",
-        "attention + 2 * attention",
-        "tests/planning/test_qwen_image.py",
+        "omnirl_hpc/models/shape.py",
+        "+ 2.5 * self.attention_flops",
+        "+ 2 * self.attention_flops",
+        "tests/models/qwen_image/test_shape.py",
     ),
     Fault(
-        "omnirl_hpc/planning/qwen_image.py",
-        "self.layers * rank * sum(i + o for",
-        "self.layers * rank * sum(o + o for",
-        "tests/planning/test_qwen_image.py",
+        "omnirl_hpc/models/shape.py",
+        "rank * sum(i + o for",
+        "rank * sum(o + o for",
+        "tests/models/qwen_image/test_shape.py",
     ),
     # agreeing on a stop
     Fault(
