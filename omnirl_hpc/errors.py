@@ -28,6 +28,12 @@ class ConfigError(OmniRLError):
     exit_code = EXIT_USAGE
 
 
+class ResumeError(ConfigError):
+    """A run cannot go on from what its folder holds, and must not start over there. All ranks raise it
+    together.
+    """
+
+
 class DataError(OmniRLError):
     """A file of the user's cannot be used. The message names file, row group and row where they are known."""
 

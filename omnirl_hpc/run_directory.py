@@ -35,6 +35,8 @@ class RunDirectory:
         self.logs = self.path / "log"
         self.checkpoints = self.path / "checkpoints"
         self.evaluation = self.path / "evaluation"
+        self.tracked = self.path / "tracked.json"
+        self.returned = self.path / "returned.json"
 
     def require_run(self) -> None:
         """Raise ConfigError where the folder holds no run."""
@@ -49,8 +51,17 @@ class RunDirectory:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
         is. unused: groups whose classes `config_yaml` was loaded without.
         """
-        if self.config.exists() and any(self.checkpoints.glob("step_*")):  # a start that failed binds nobody
-            check_same_run(self.config.read_text(), config_yaml, str(self.path), unused)
+        try:
+            if not any(name.startswith("step_") for name in os.listdir(self.checkpoints)):
+                return  # a start that failed binds nobody
+            saved_yaml = self.config.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={self.path}: {error.filename} cannot be read ({error.strerror})"
+            ) from None
+        check_same_run(saved_yaml, config_yaml, str(self.path), unused)
 
     def create(self) -> None:
         """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written."""
@@ -74,15 +85,19 @@ class RunDirectory:
         self._replace(self.environment, json.dumps(environment, indent=2) + "\n")
 
     def cut(self, step: int, metrics: int) -> None:
-        """Forget what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
+        """Take out what was written about step `step` (`metrics`: in metrics.jsonl) and later ones, and half
         lines. Rank 0 only.
 
-        It will be written again.
+        It will be written again, or another way; until then abandoned_metrics.jsonl has it.
         """
         for path, end in ((self.metrics, metrics), (self.hashes, step), (self.samples / "index.jsonl", step)):
             if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) < end]
-                self._replace(path, "".join(line + "\n" for line in kept))
+                lines = path.read_text().splitlines()
+                if taken_out := [line for line in lines if _step_of(line) >= end]:
+                    aside = path.with_name(f"abandoned_{path.name}")
+                    with self.writing(aside), aside.open("a") as file:
+                        file.writelines(line + "\n" for line in taken_out)
+                self._replace(path, "".join(line + "\n" for line in lines if _step_of(line) < end))
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl. Rank 0 only. What is no finite number becomes null: NaN is not JSON."""
@@ -93,9 +108,32 @@ class RunDirectory:
             file.write(json.dumps(values, allow_nan=False) + "\n")
 
     def last_step(self) -> int:
-        """The last one in metrics.jsonl; -1 where there is none."""
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        """The last one in metrics.jsonl; -1 where there is none. Raises ConfigError where it cannot be
+        read.
+        """
+        try:
+            lines = self.metrics.read_text().splitlines()
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            raise ConfigError(f"{self.metrics} cannot be read ({error.strerror})") from None
         return max((int(step) for step in map(_step_of, lines) if step < math.inf), default=-1)
+
+    def last_step_tracked(self) -> int:
+        """The last step that trackers were told of; -1 where there is none. Rank 0 only."""
+        return _read_note(self.tracked).get("step", -1)
+
+    def note_step_tracked(self, step: int) -> None:
+        """Before they are told: a gap is better than a step that is there twice. Rank 0 only."""
+        self._replace(self.tracked, json.dumps({"step": step}))
+
+    def has_returned(self, job: str, step: int) -> bool:
+        """Whether a Slurm job has already gone back to the step that it was submitted to go back to."""
+        return _read_note(self.returned) == {"job": job, "step": step}
+
+    def note_return(self, job: str, step: int) -> None:
+        """Rank 0 only."""
+        self._replace(self.returned, json.dumps({"job": job, "step": step}))
 
     def log_to_file(self, rank: int, world_size: int) -> None:
         """Send this rank's log records to log/rank_N.log, and rank 0's warnings to the screen too."""
@@ -143,6 +181,15 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror or error}: make room or regain access there; the "
             "same command goes on"
         ) from None
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def _step_of(line: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,9 @@ from omnirl_hpc.checkpoints.run_state import RunState
 from omnirl_hpc.checks.data import check_prompt_lengths
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
+from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.evaluator import make_evaluator
+from omnirl_hpc.launch.agreement import by_rank_0
 from omnirl_hpc.launch.stop import StopFlag, StopReason, StopRequested
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
@@ -45,6 +48,7 @@ class Trainer:
         timer: PhaseTimer,
         stop: StopFlag,
         trackers: Trackers,
+        checkpointer: Checkpointer,
     ) -> None:
         config = self.config = loaded.config
         self.layout, self.device, self.run, self.timer, self.stop = layout, device, run, timer, stop
@@ -68,17 +72,16 @@ class Trainer:
         for part, network in (*self.generation.networks.items(), ("actor", self.actor.transformer)):
             observe_attention(network, partial(self.note, f"attention kernel, {part}"))
         self.evaluator = make_evaluator(config, family, layout, device, self.generation, run)
-        checkpointer = Checkpointer(
-            run.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds, run.require_lock
-        )
         self.state = RunState(
             loaded, run, checkpointer, self.actor, self.algorithm, self.source, self.residency, timer
         )
         self.clock = StepClock(timer, self.source.samples_per_step)
 
-    def train(self) -> StopReason:
-        """All steps that are left. Returns why it stopped early, or NONE; everything is saved either way."""
-        first = self.state.restore()
+    def train(self, start: Path | None) -> StopReason:
+        """All steps that are left, from the checkpoint `start` or the beginning. Returns why it stopped
+        early, or NONE; everything is saved either way.
+        """
+        first = self.state.restore(start)
         if first and self.layout.rank == 0:
             complete = first == self.config.steps and self.state.unevaluated is None
             further = "; the run is complete, and a greater steps=N takes it further" if complete else ""
@@ -144,17 +147,21 @@ class Trainer:
             self.handover.confirm(version)
 
     def finish_step(self, metrics: dict[str, float]) -> None:
-        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation costs the
-        evaluation alone.
+        """Evaluate what a step has learnt, write down how it went, save. A stop in the evaluation, and a
+        result that cannot be written, cost the evaluation alone.
         """
-        done = int(metrics["step"]) + 1
-        if self.evaluator is not None and self.evaluator.is_due(done):
-            self.state.trained(done, metrics)
-            with self.timer.phase("evaluation"):
-                metrics = metrics | self.evaluate(done)
-            metrics = self.clock.book(metrics)
-        if self.layout.rank == 0:
-            self.run.append_metrics(metrics)
+        done, trained = int(metrics["step"]) + 1, metrics
+        try:
+            if self.evaluator is not None and self.evaluator.is_due(done):
+                self.state.trained(done, trained)
+                with self.timer.phase("evaluation"):
+                    scores = self.evaluate(done)
+                metrics = self.clock.book(trained | scores)
+            by_rank_0(lambda: self.run.append_metrics(metrics), OutputError)
+        except OutputError:
+            self.state.trained(done, trained)
+            self.state.give_up()
+            raise
         self.progress.show(metrics)
         self.trackers.log(metrics)
         self.state.save_if_due(done)

@@ -69,6 +69,8 @@ def test_cut_forgets_later_steps_and_half_lines(tmp_path):
     run.cut(2, metrics=1)  # the second step is still to be evaluated
     assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [0]
     assert run.hashes.read_text() == '{"step": 1, "hash": "a"}\n'
+    aside = (run.path / "abandoned_metrics.jsonl").read_text()
+    assert aside == '{"step": 1}\n{"step": 2}\n{"step": 3, "rewa\n'  # nothing is lost
     run.metrics.unlink()
     assert run.last_step() == -1
 

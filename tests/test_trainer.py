@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +20,12 @@ from torch import Tensor
 from omnirl_hpc import trainer as trainer_module
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.algorithms.flow_grpo import FlowGRPO
+from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+from omnirl_hpc.checkpoints.run_state import find_start
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import LoadedConfig
-from omnirl_hpc.errors import DataError, MismatchError, RewardError
+from omnirl_hpc.errors import DataError, MismatchError, OutputError, RewardError
+from omnirl_hpc.evaluation.evaluator import Evaluator
 from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -28,7 +33,7 @@ from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
-from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.run_directory import RunDirectory, writing
 from omnirl_hpc.sources import generation as generation_module
 from omnirl_hpc.sources import rollout as rollout_module
 from omnirl_hpc.trainer import Trainer
@@ -89,12 +94,13 @@ def train(loaded: LoadedConfig) -> Run:
     if layout.rank == 0:
         directory.write_start(loaded.to_yaml(), {})
     trackers = Trackers(config, directory, layout.rank)
-    trainer = ObservedTrainer(
-        loaded, layout, CPU, directory, PhaseTimer(CPU), StopFlag(config.run_dir), trackers
-    )
+    checkpointer = Checkpointer(directory.checkpoints, config.checkpoint, layout.rank, config.timeout_seconds)
+    start = find_start(directory, checkpointer)
+    stop = StopFlag(config.run_dir)
+    trainer = ObservedTrainer(loaded, layout, CPU, directory, PhaseTimer(CPU), stop, trackers, checkpointer)
     trackers.log = trainer.seen.metrics.append  # is told of every step on every rank
     try:
-        assert trainer.train() == StopReason.NONE
+        assert trainer.train(start) == StopReason.NONE
         trainer.residency.give_to(ACTOR)
         trainer.seen.adapter = {name: tensor.clone() for name, tensor in trainer.actor.weights()}
         return trainer.seen
@@ -307,9 +313,9 @@ def noted(method, calls, name):
 class ProbedTrainer(ObservedTrainer):
     """Fits the engine's micro-batch before the first step, as on a GPU."""
 
-    def train(self):
+    def train(self, start):
         self.source.fit(0)
-        return super().train()
+        return super().train(start)
 
 
 def test_fitting_the_micro_batch_uses_up_no_prompt(configured, run, monkeypatch):
@@ -482,6 +488,36 @@ def test_evaluations_change_nothing_and_keep_the_best(configured, run):
     assert all(torch.equal(evaluated.adapter[name], run.adapter[name]) for name in run.adapter)
     best = max((1, 2), key=lambda done: scores[done - 1]["evaluation/ema"])  # the first of equals
     assert (Path(loaded.config.run_dir) / "checkpoints/best").read_text() == f"step_00000{best}"
+
+
+@pytest.mark.parametrize("place", ["evaluation", "metrics"])
+def test_what_cannot_be_written_costs_no_step(configured, run, monkeypatch, place):
+    """A disk that is full for a moment: the step is saved, and is evaluated and written down when the run
+    goes on.
+    """
+    loaded = configured(*EVALUATION, "checkpoint.every=100")
+    path = Path(loaded.config.run_dir)
+
+    def refuse(*_):
+        with writing(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with one_rank_group(), monkeypatch.context() as patch:
+        if place == "metrics":
+            patch.setattr(RunDirectory, "append_metrics", refuse)
+        else:
+            patch.setattr(Evaluator, "_save_media", refuse)
+        with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+            train(loaded)
+        assert not (path / "metrics.jsonl").exists()
+    state = json.loads((path / "checkpoints/step_000001/state.json").read_text())
+    assert state["unevaluated"]["step"] == 0
+    with one_rank_group():
+        again = train(loaded)
+    assert [m["step"] for m in again.metrics] == [0, 1]
+    assert all(torch.equal(again.adapter[name], run.adapter[name]) for name in run.adapter)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
 
 
 def test_an_image_without_a_score_ends_no_run(configured, failing):

@@ -4,16 +4,18 @@ after the other.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.models.lora import base_tensors
+from omnirl_hpc.sharded_files import reading
 
 
 def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) -> None:
@@ -22,7 +24,7 @@ def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) 
 
     The host never holds more than a rank's part of one tensor. An adapter's parameters are left without
     values. Not collective. Raises DataError where the files have other tensors than the transformer, or the
-    same one twice.
+    same one twice, and where they cannot be read.
     """
     buffers = {name: buffer.clone() for name, buffer in transformer.named_buffers()}
     transformer.to_empty(device=device)
@@ -30,16 +32,18 @@ def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) 
         buffer.copy_(buffers[name])
     wanted = base_tensors(transformer.state_dict())
     reader = HuggingFaceStorageReader(str(folder))
-    _require_same(wanted, reader, folder)
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-        )
+    try:
+        found = reader.read_metadata().state_dict_metadata
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"the weights in {folder} cannot be read: {error}") from None
+    _require_same(wanted, found, folder)
+    with reading(f"the weights in {folder}", DataError):
         dcp.load(wanted, storage_reader=reader, no_dist=True)
 
 
-def _require_same(wanted: dict[str, torch.Tensor], reader: HuggingFaceStorageReader, folder: Path) -> None:
-    found = reader.read_metadata().state_dict_metadata
+def _require_same(
+    wanted: dict[str, torch.Tensor], found: dict[str, TensorStorageMetadata], folder: Path
+) -> None:
     faults = [f"{name} is missing" for name in wanted if name not in found]
     faults += [f"{name} is in the files and not in the model" for name in found if name not in wanted]
     for name in wanted.keys() & found.keys():

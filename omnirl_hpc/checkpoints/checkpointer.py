@@ -3,13 +3,14 @@
     checkpoints/step_000010/    state after 10 steps
         adapter/                the current policy's LoRA in PEFT's format, fp32 master weights
         ema/, old/, …           the same of every other policy that is kept
-        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full the weights
-                                of all policies too, instead of the folders above
+        optimizer/              torch DCP, sharded; loads on any number of ranks; with actor.train=full
+                                the weights of all policies too, instead of the folders above
         state.json              step, data cursor, algorithm, schedule, configuration, versions
-        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its presence and truth make a
-                                checkpoint whole
+        manifest.json           size and CRC-32 of every other file, by the rank that wrote it; its
+                                presence and truth make a checkpoint whole
     checkpoints/latest          the name of the newest one
-    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever its age
+    checkpoints/best            the name of the one with the highest evaluation score, which stays whatever
+                                its age
 
 A checkpoint is written under a temporary name, renamed when complete, and `latest` moves last. Random streams
 have no state: every draw is a function of its identity (sampling/noise.py). A frozen base is not saved.
@@ -22,9 +23,9 @@ import json
 import logging
 import shutil
 import socket
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from omnirl_hpc.checkpoints.adapters import save_adapter
 from omnirl_hpc.checkpoints.files import (
+    Fault,
     checkpoint_path,
     describe_files,
     find_checkpoint,
@@ -49,8 +51,9 @@ from omnirl_hpc.checkpoints.files import (
     writer,
 )
 from omnirl_hpc.config.schema import CheckpointConfig
-from omnirl_hpc.errors import CheckpointError, LockLostError
-from omnirl_hpc.launch.agreement import gather, raise_on_all_ranks
+from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
+from omnirl_hpc.launch.agreement import by_rank_0, gather, raise_on_all_ranks
+from omnirl_hpc.sharded_files import TensorFileReader, describe, reading
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +81,8 @@ class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
     No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
-    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away at once.
+    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once there
+    is a whole checkpoint, and not before.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Checkpointer:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[Manifest]] | None = None
         self._best: int | None = None
-        self._everywhere(self._tidy, "clear away what an earlier job left")
+        self._everywhere(self._bring_back, "bring back what an earlier job left")
 
     # ---------------------------------------------------------------- writing
 
@@ -112,13 +116,14 @@ class Checkpointer:
         self.wait()
         self._best = content.best
         what = f"write checkpoint {content.step}"
-        self._everywhere(lambda: self._prepare(content.step), what)
-        if self._config.asynchronous:
-            started: list[Future[Manifest]] = []
-            self._everywhere(lambda: started.append(self._start_writing(content)), what)
-            self._pending = content.step, started[0]
-        else:
-            self._complete(content.step, self._everywhere(lambda: self._write(content), what))
+        with self._undoing(content.step):
+            self._everywhere(lambda: self._prepare(content.step), what)
+            if self._config.asynchronous:
+                started: list[Future[Manifest]] = []
+                self._everywhere(lambda: started.append(self._start_writing(content)), what)
+                self._pending = content.step, started[0]
+            else:
+                self._complete(content.step, self._everywhere(lambda: self._write(content), what))
 
     def poll(self) -> None:
         """Complete a background save that has ended on all ranks."""
@@ -132,7 +137,8 @@ class Checkpointer:
         """Complete a background save, however long it takes."""
         if self._pending is not None:
             (step, written), self._pending = self._pending, None
-            self._complete(step, self._everywhere(written.result, f"write checkpoint {step}"))
+            with self._undoing(step):
+                self._complete(step, self._everywhere(written.result, f"write checkpoint {step}"))
 
     def _path(self, step: int) -> Path:
         return checkpoint_path(self._folder, step)
@@ -192,6 +198,7 @@ class Checkpointer:
         write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
         self._replace(self._path(step), folder)
         self._point("latest", step)
+        self._clear()
         if self._best is not None:
             self._point("best", self._best)
         aging = [step for step in steps_in(self._folder) if step != self._best]
@@ -209,19 +216,35 @@ class Checkpointer:
         new.rename(path)
         shutil.rmtree(old, ignore_errors=True)
 
-    def _tidy(self) -> None:
-        """Clear away what a save left that failed or was killed; what `_replace` moved out of the way comes
-        back. By rank 0.
-        """
+    @contextmanager
+    def _undoing(self, step: int) -> Iterator[None]:
+        """Where the save of `step` fails, leave the folder as it was before."""
+        try:
+            yield
+        except CheckpointError:
+            if self._rank == 0:
+                old, path = self._path(step).with_suffix(".old"), self._path(step)
+                if old.exists() and not path.exists():
+                    with suppress(OSError):  # the next start tries again
+                        old.rename(path)
+                shutil.rmtree(self._temporary(step), ignore_errors=True)
+            raise
+
+    def _bring_back(self) -> None:
+        """Give what a killed save moved out of the way, or had finished, its name. By rank 0."""
         if self._rank:
             return
-        for old in self._folder.glob("step_*.old"):
-            if old.with_suffix("").exists():
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                old.rename(old.with_suffix(""))
-        for partial in self._folder.glob("step_*.tmp"):
-            shutil.rmtree(partial, ignore_errors=True)
+        finished = (
+            path for path in self._folder.glob("step_*.tmp") if find_fault(path, quickly=True) is None
+        )
+        for path in (*self._folder.glob("step_*.old"), *finished):
+            if not path.with_suffix("").exists():
+                path.rename(path.with_suffix(""))
+
+    def _clear(self) -> None:
+        """Clear away what killed saves left. By rank 0, when there is a whole checkpoint."""
+        for path in (*self._folder.glob("step_*.old"), *self._folder.glob("step_*.tmp")):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _point(self, name: str, step: int) -> None:
         write_text(self._folder / f"{name}.tmp", self._path(step).name)
@@ -237,11 +260,17 @@ class Checkpointer:
         result = error = None
         try:
             result = action()
-        except (OSError, RuntimeError, SafetensorError, CheckpointException) as failure:
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+            CheckpointException,
+            ConfigError,
+            CheckpointError,
+        ) as failure:
             error = f"rank {self._rank}: {self._cause(failure)}"
         outcomes = gather((result, error), self._agreement)
         if failed := [error for _, error in outcomes if error]:
-            self._tidy()
             raise CheckpointError(
                 f"could not {what} in {self._folder}: {failed[0]}; earlier checkpoints are untouched"
             )
@@ -249,9 +278,7 @@ class Checkpointer:
 
     def _cause(self, failure: BaseException) -> str:
         """One line. Torch's errors do not name what the operating system said, so that it is asked again."""
-        if isinstance(failure, CheckpointException):
-            failure = _first_failure(failure)
-        text = f"{type(failure).__name__}: {_first_line(failure)}"
+        text = describe(failure)
         probe = self._folder / f"probe_{self._rank}.tmp"
         try:
             probe.write_bytes(bytes(PROBE_BYTES))
@@ -264,45 +291,50 @@ class Checkpointer:
     # ---------------------------------------------------------------- reading
 
     def find(self) -> Path | None:
-        """The checkpoint to go on from: the one asked for, else the newest whole one. Says which it passed
-        over.
+        """The checkpoint to go on from: the one asked for, else the newest whole one; None where there is no
+        checkpoint at all. Says which it passed over.
 
         Ranks share the reading, and agree. Raises ConfigError on every rank where the one asked for is not
-        there or not whole.
+        there or not whole, where there are some and none is whole, and where a rank is refused the reading.
         """
-        steps = [steps_in(self._folder)]
-        dist.broadcast_object_list(steps, src=0, group=self._agreement)
+        steps = by_rank_0(lambda: steps_in(self._folder), ConfigError)
         asked = self._config.resume_step
         return find_checkpoint(
-            self._folder, asked, "checkpoint.resume_step=", steps=steps[0], fault_of=self._find_fault
+            self._folder, asked, "checkpoint.resume_step=", steps=steps, fault_of=self._find_fault
         )
 
-    def _find_fault(self, path: Path) -> str | None:
-        """Why a checkpoint is not whole, and who says so. Each file is read by one rank, its writer where
+    def _find_fault(self, path: Path) -> Fault | None:
+        """Why a checkpoint cannot be used, and who says so. Each file is read by one rank, its writer where
         ranks are as many.
         """
         ranks = dist.get_world_size()
         fault = find_fault(path, mine=lambda file: writer(file) % ranks == self._rank)
-        faults = gather(
-            fault and f"{fault}, says rank {self._rank} on {socket.gethostname()}", self._agreement
-        )
-        return next((fault for fault in faults if fault), None)
+        if fault is not None:
+            said = f"{fault.text}, says rank {self._rank} on {socket.gethostname()}"
+            fault = Fault(said, fault.unreadable)
+        faults = [fault for fault in gather(fault, self._agreement) if fault is not None]
+        return max(faults, key=lambda fault: fault.unreadable, default=None)
 
     def load(self, path: Path, sharded: dict[str, Tensor]) -> None:
         """Fill `sharded` in place from a checkpoint. Later ones are put aside, and never deleted: this run
         goes another way.
         """
-        dcp.load(sharded, checkpoint_id=path / SHARDED, process_group=self._group)
-        raise_on_all_ranks(self._require_lock, LockLostError, self._agreement)
-        if self._rank == 0:
-            step = read_state(path)["step"]
-            for later in steps_in(self._folder):
-                if later > step:
-                    self._put_aside(self._path(later))
-            self._point("latest", step)
-            best = self._folder / "best"
-            if best.exists() and not (self._folder / best.read_text()).exists():
-                best.unlink()
+        with reading(str(path / SHARDED), CheckpointError):
+            dcp.load(sharded, storage_reader=TensorFileReader(path / SHARDED), process_group=self._group)
+        self._everywhere(lambda: self._continue_from(path), f"go on from {path.name}")
+
+    def _continue_from(self, path: Path) -> None:
+        if self._rank:
+            return
+        step = read_state(path)["step"]
+        for later in steps_in(self._folder):
+            if later > step:
+                self._put_aside(self._path(later))
+        self._point("latest", step)
+        best = self._folder / "best"
+        if best.exists() and not (self._folder / best.read_text()).exists():
+            best.unlink()
+        self._clear()
 
     def _put_aside(self, path: Path) -> None:
         numbered = (path.with_name(f"abandoned_{path.name}_{n}") for n in itertools.count(1))
@@ -315,26 +347,9 @@ def load_weights(path: Path, transformer: nn.Module) -> None:
     Raises CheckpointError where the two do not fit, and where the run has deleted the checkpoint meanwhile.
     """
     weights = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-            )
-            dcp.load(weights, checkpoint_id=path / SHARDED, no_dist=True)
-    except CheckpointException as failure:
-        raise CheckpointError(
-            f"the weights in {path} cannot be read: {_first_line(_first_failure(failure))}"
-        ) from None
+    with reading(f"the weights in {path}", CheckpointError):
+        dcp.load(weights, storage_reader=TensorFileReader(path / SHARDED), no_dist=True)
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _first_failure(failure: CheckpointException) -> BaseException:
-    return next(iter(failure.failures.values()))[0]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else ""

@@ -8,16 +8,26 @@ import json
 import logging
 import os
 import re
+import socket
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
 DCP_PART = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a checkpoint cannot be used."""
+
+    text: str  # goes on from the checkpoint's path: "has no manifest"
+    unreadable: bool = False  # the system refused to read: what is there may well be whole
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -25,15 +35,27 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps of the checkpoints in `folder`, whole or not, in ascending order."""
-    names = (path.name for path in folder.glob("step_*") if path.is_dir())
+    """The steps of the checkpoints in `folder`, whole or not, in ascending order; none where there is no
+    such folder.
+
+    Raises ConfigError where the folder cannot be listed: what it holds is unknown then, and not nothing.
+    """
+    try:
+        with os.scandir(folder) as entries:  # Path.glob would take a refusal for an empty folder
+            names = [entry.name for entry in entries if entry.name.startswith("step_") and entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be listed, says {socket.gethostname()}: {error.strerror}: regain access to it"
+        ) from None
     return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
 
 def find_fault(
     path: Path, quickly: bool = False, mine: Callable[[str], bool] = lambda file: True
-) -> str | None:
-    """Why a checkpoint is not whole; None where it is.
+) -> Fault | None:
+    """Why a checkpoint cannot be used; None where it is whole.
 
     quickly: by the sizes of its files alone. mine: says which files to look at, where others look at the
     rest.
@@ -41,29 +63,34 @@ def find_fault(
     try:
         manifest = json.loads((path / "manifest.json").read_text())
     except FileNotFoundError:
-        return "has no manifest" if path.exists() else "does not exist"
+        return Fault("has no manifest" if path.exists() else "does not exist")
     except OSError as error:
-        return f"has a manifest that cannot be read ({error.strerror})"
+        return _unreadable("manifest.json", error)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        return "has a torn manifest"
+        return Fault("has a torn manifest")
     for name, (size, expected) in manifest.items():
         if not mine(name):
             continue
         try:
-            found = (path / name).stat().st_size
-            if found != size:
-                return f"has {found} of {size} bytes of {name}"
+            with (path / name).open("rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    return Fault(f"has {found} of {size} bytes of {name}")
             if not quickly and crc(path / name) != expected:
-                return f"has other bytes in {name} than were written"
+                return Fault(f"has other bytes in {name} than were written")
         except FileNotFoundError:
-            return f"lacks {name}"
+            return Fault(f"lacks {name}")
         except OSError as error:
-            return f"has {name}, which cannot be read ({error.strerror})"
+            return _unreadable(name, error)
     return None
 
 
+def _unreadable(name: str, error: OSError) -> Fault:
+    return Fault(f"has {name}, which cannot be read ({error.strerror})", unreadable=True)
+
+
 def whole_steps(
-    folder: Path, steps: Sequence[int] | None = None, fault_of: Callable[[Path], str | None] = find_fault
+    folder: Path, steps: Sequence[int] | None = None, fault_of: Callable[[Path], Fault | None] = find_fault
 ) -> list[int]:
     """Those of `steps` (None: of all) whose checkpoints are whole."""
     steps = steps_in(folder) if steps is None else steps
@@ -75,28 +102,41 @@ def find_checkpoint(
     step: int | None = None,
     setting: str = "step ",
     steps: Sequence[int] | None = None,
-    fault_of: Callable[[Path], str | None] = find_fault,
+    fault_of: Callable[[Path], Fault | None] = find_fault,
 ) -> Path | None:
-    """The checkpoint of `step`, else the newest whole one; None where there is none. Says which it passed
-    over.
+    """The checkpoint of `step`, else the newest whole one; None where there is none at all. Says which it
+    passed over.
 
-    steps: those to choose from, in ascending order (None: what is there). fault_of: why a checkpoint is not
-    whole. Raises ConfigError where the one asked for (by `setting`) is not there or not whole.
+    steps: those to choose from, in ascending order (None: what is there). fault_of: why a checkpoint cannot
+    be used. Raises ConfigError where the one asked for (by `setting`) is not there or not whole; where there
+    are some and none is whole; and where one cannot be read, since an older one is no substitute for it.
     """
     steps = steps_in(folder) if steps is None else steps
     if step is not None:
         path = checkpoint_path(folder, step)
         if fault := fault_of(path):
             raise ConfigError(
-                f"{setting}{step}: {path} {fault}; whole steps: {whole_steps(folder, steps, fault_of)}"
+                f"{setting}{step}: {path} {fault.text}; whole steps: {whole_steps(folder, steps, fault_of)}"
             )
         return path
+    faults = []
     for step in reversed(steps):
         path = checkpoint_path(folder, step)
         fault = fault_of(path)
         if fault is None:
             return path
-        log.warning("checkpoint %s is not whole (%s): going back to the one before", path, fault)
+        if fault.unreadable:
+            raise ConfigError(
+                f"{path} {fault.text}: regain access to it, or name an older one by {setting}N; "
+                f"there are: {[other for other in steps if other < step]}"
+            )
+        log.warning("checkpoint %s is not whole (%s): going back to the one before", path, fault.text)
+        faults.append(f"{path.name} {fault.text}")
+    if faults:
+        raise ConfigError(
+            f"{folder} has no whole checkpoint ({'; '.join(faults)}): "
+            "bring the files back, from a backup or a snapshot"
+        )
     return None
 
 
@@ -115,7 +155,13 @@ def describe_files(folder: Path, rank: int) -> dict[str, tuple[int, int]]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return json.loads((path / "state.json").read_text())
+    """Raises FileNotFoundError where the checkpoint is gone, CheckpointError where it cannot be read."""
+    try:
+        return json.loads((path / "state.json").read_text())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / 'state.json'} cannot be read: {error}") from None
 
 
 def crc(path: Path) -> int:
@@ -124,6 +170,18 @@ def crc(path: Path) -> int:
         while block := file.read(1 << 22):
             checksum = zlib.crc32(block, checksum)
     return checksum
+
+
+def follow_umask(folder: Path) -> None:
+    """Give the files in `folder` the mode of a new file: safetensors makes its own 0600, whatever the
+    umask.
+    """
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
 
 
 def write_text(path: Path, text: str) -> None:

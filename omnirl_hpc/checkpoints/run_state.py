@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from torch import Tensor
 from omnirl_hpc import __version__
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.algorithms import Algorithm
-from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.adapters import load_adapter, load_adapter_scaled
 from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
+from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
+from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.policies import label
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
@@ -26,6 +30,26 @@ from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sources.source import Source
 
 log = logging.getLogger(__name__)
+
+
+def find_start(run: RunDirectory, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint that a run goes on from; None where its folder holds no run yet. Collective.
+
+    Raises ResumeError where the folder holds a run that has no whole checkpoint, or one that a rank cannot
+    read: starting over would erase what may still be saved. Nothing has been changed by then.
+    """
+    try:
+        path = checkpointer.find()
+        if path is None and by_rank_0(run.last_step, ConfigError) >= 0:
+            raise ConfigError(
+                f"{run.checkpoints} has no checkpoint, and {run.metrics} has the metrics of a run"
+            )
+    except ConfigError as error:
+        raise ResumeError(
+            f"run_dir={run.path} holds a run that cannot go on: {error}; nothing was changed there: "
+            "mend it, go back with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
+        ) from None
+    return path
 
 
 class RunState:
@@ -59,22 +83,25 @@ class RunState:
             None  # what the newest checkpoint is of: its step, and whether that is evaluated
         )
 
-    def restore(self) -> int:
-        """Go on from the run's checkpoint, or start, writing a first one: a full quota shows now and not in
-        an hour.
+    def restore(self, path: Path | None) -> int:
+        """Go on from the checkpoint that `find_start` found, or start, writing a first one: a full quota
+        shows now and not in an hour.
 
         Returns the first step to do.
         """
         self._residency.give_to(ACTOR)
-        path = self._checkpointer.find()
         if path is None:
             if adapter := self._loaded.config.init_adapter:
-                self._load_adapters(lambda policy: Path(adapter))
+                lora = self._loaded.config.actor.lora
+                self._load_adapters(lambda policy: load_adapter_scaled(Path(adapter), lora))
             step = 0
         else:
             step = self._load(path)
         if dist.get_rank() == 0:
             self._run.cut(step, metrics=step if self.unevaluated is None else step - 1)
+            asked, job = self._loaded.config.checkpoint.resume_step, os.environ.get("SLURM_JOB_ID")
+            if asked is not None and job is not None:
+                self._run.note_return(job, asked)
         self._mark(step)
         if path is None:
             self._save()
@@ -160,11 +187,12 @@ class RunState:
         log.info("checkpoint %d%s", step, "" if evaluated else ", not evaluated yet")
 
     def _load(self, path: Path) -> int:
-        state = read_state(path)  # before `load`, which puts later checkpoints aside
+        # before `load`, which puts later checkpoints aside
+        state = raise_on_all_ranks(lambda: read_state(path), CheckpointError)
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
         self._source.load_state_dict(_source_state(state))
         self._checkpointer.load(path, self._actor.sharded_state())
-        self._load_adapters(lambda policy: path / label(policy))
+        self._load_adapters(lambda policy: load_adapter(path / label(policy)))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
         best = state.get("best")
@@ -181,10 +209,10 @@ class RunState:
         """What a checkpoint has as adapters, by folder: one for each policy."""
         return {label(policy): dict(self._actor.weights(policy)) for policy in self._adapted()}
 
-    def _load_adapters(self, folder: Callable[[str], Path]) -> None:
-        """folder: of a policy."""
+    def _load_adapters(self, read: Callable[[str], dict[str, Tensor]]) -> None:
+        """read: a policy's adapter, on every rank."""
         for policy in self._adapted():
-            self._actor.load(policy, load_adapter(folder(policy)))
+            self._actor.load(policy, raise_on_all_ranks(partial(read, policy), CheckpointError))
 
     def _adapted(self) -> tuple[str, ...]:
         """The policies that are adapters; all others are among the actor's sharded tensors."""

@@ -9,10 +9,11 @@ import shutil
 from pathlib import Path
 
 from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
+from omnirl_hpc.checkpoints.files import checkpoint_path, steps_in
 from omnirl_hpc.checks.supported import find_unsupported, where_it_may_be
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import one_of, require
+from omnirl_hpc.errors import ConfigError, one_of, require
 from omnirl_hpc.installation import is_installed
 from omnirl_hpc.models.spec import find_spec
 
@@ -31,9 +32,8 @@ def compiler_is_there(config: Config, world_size: int) -> None:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     require(
         not asked or compiler is not None,
-        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: load "
-        "one "
-        f"(module load gcc), set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
+        f"{' and '.join(asked)}: torch.compile needs a C compiler, and there is no gcc or clang here: "
+        f"load one (module load gcc), set CC, or set {' and '.join(f'{key}=false' for key in asked)}",
     )
 
 
@@ -97,12 +97,14 @@ def init_adapter_fits(config: Config, world_size: int) -> None:
         adapter_file(Path(adapter)) is not None,
         f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
     )
-    found = read_adapter_config(Path(adapter))
+    try:
+        rank = read_adapter_config(Path(adapter), assumed=lora)["r"]
+    except ConfigError as error:
+        raise ConfigError(f"init_adapter={adapter}: {error}") from None
     require(
-        (found["r"], found["lora_alpha"]) == (lora.rank, lora.alpha),
-        f"init_adapter={adapter} has rank {found['r']} and alpha {found['lora_alpha']}: set actor.lora.rank "
-        "and "
-        "actor.lora.alpha to them",
+        rank == lora.rank,
+        f"init_adapter={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: "
+        f"set actor.lora.rank={rank}",
     )
 
 
@@ -111,8 +113,8 @@ def trackers_are_installed(config: Config, world_size: int) -> None:
         one_of("logging.trackers", name, TRACKERS)
         require(
             is_installed(name),
-            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; pip install "
-            f"'.[{name}]', or drop it",
+            f"logging.trackers={list(config.logging.trackers)}: {name} is not installed; "
+            f"pip install '.[{name}]', or drop it",
         )
 
 
@@ -120,11 +122,11 @@ def step_to_resume_is_there(config: Config, world_size: int) -> None:
     step, folder = config.checkpoint.resume_step, Path(config.run_dir) / "checkpoints"
     if step is None:
         return
-    there = sorted(path.name for path in folder.glob("step_*[0-9]"))
+    there = [checkpoint_path(folder, step).name for step in steps_in(folder)]
     require(
         f"step_{step:06d}" in there,
-        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; it has: "
-        f"{', '.join(there) or 'none'}",
+        f"checkpoint.resume_step={step}: there is no such checkpoint in {folder}; "
+        f"it has: {', '.join(there) or 'none'}",
     )
 
 

@@ -88,7 +88,7 @@ def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Co
 
 def prepare(config: Config, adapter: Path, identity: Identity) -> None:
     """Turn the settings of a training run into those of an evaluation, and check them."""
-    lora = read_adapter_config(adapter)
+    lora = read_adapter_config(adapter, assumed=config.actor.lora)
     if not isinstance(lora["target_modules"], list):
         raise ConfigError(f"the adapter in {adapter} names its modules by a pattern; a list is needed")
     config.actor.lora = LoraConfig(

@@ -19,6 +19,7 @@ from omnirl_hpc.checkpoints.adapters import (
     save_diffusers_adapter,
     step_or_best,
 )
+from omnirl_hpc.checkpoints.files import follow_umask
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_run_config
 from omnirl_hpc.config.schema import Config
@@ -98,6 +99,7 @@ def export_weights(run_directory: RunDirectory, out: Path, config: Config, step:
     transformer = read_transformer(checkpoint, config)
     with whole_folder(out) as partial:
         transformer.save_pretrained(partial)
+        follow_umask(partial)
     print(f"wrote the transformer after {step} steps: transformer=….from_pretrained({str(out)!r})")
 
 
@@ -130,8 +132,11 @@ def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
     family, transformer = load_base(config)
     from omnirl_hpc.models.lora import merge_lora
 
-    merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
+    merge_lora(
+        transformer, config.actor.lora, config.actor.lora.target_modules or family.spec.lora_targets, lora
+    )
     transformer.save_pretrained(out)
+    follow_umask(out)
 
 
 def load_base(config: Config) -> tuple[Any, Any]:

@@ -53,7 +53,9 @@ def describe_checkpoint(folder: Path) -> str:
         fault = find_fault(path, quickly=True)
         if fault is None:
             return "; ".join([f"{path.name}{_age(path)}{_best(folder)}", *faults])
-        faults.append(f"{path.name} is not whole: it {fault}")
+        faults.append(
+            f"{path.name} {'cannot be used' if fault.unreadable else 'is not whole'}: it {fault.text}"
+        )
     return "; ".join(["none", *faults])
 
 

@@ -25,6 +25,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -46,7 +47,9 @@ Every key with its type, default and meaning: {schema}
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks
+    first.
+    """
     if "-h" in overrides or "--help" in overrides:
         print(usage())
         return
@@ -86,10 +89,12 @@ def run(overrides: Sequence[str]) -> None:
 
 
 def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
-    """The settings. A step to go back to is for a job's first start: a requeued one goes on where it was."""
+    """The settings. A job goes back to `checkpoint.resume_step` once: requeued, it goes on where it was."""
     loaded = load_config(overrides, unused)
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-        loaded.config.checkpoint.resume_step = None
+    checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
+    run_directory = RunDirectory(loaded.config.run_dir)
+    if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
+        checkpoint.resume_step = None
     return loaded
 
 
@@ -128,6 +133,8 @@ def train(
 ) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
+    from omnirl_hpc.checkpoints.checkpointer import Checkpointer
+    from omnirl_hpc.checkpoints.run_state import find_start
     from omnirl_hpc.checks.preflight.findings import WARNING
     from omnirl_hpc.checks.preflight.network import QUICK_SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group
@@ -148,6 +155,14 @@ def train(
             findings = stack.enter_context(checked_process_group(config, identity, device, QUICK_SIZES))
             lock.token = gather(lock.token)[0]  # all write under rank 0's
             why = settle_residency(config, layout, device) if config.residency == "auto" else ""
+            checkpointer = Checkpointer(
+                run_directory.checkpoints,
+                config.checkpoint,
+                identity.rank,
+                config.timeout_seconds,
+                run_directory.require_lock,
+            )
+            start = find_start(run_directory, checkpointer)
         if identity.rank == 0:
             for finding in findings:
                 level = logging.WARNING if finding.level == WARNING else logging.INFO
@@ -164,8 +179,8 @@ def train(
             )
         trainer = None
         try:
-            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers)
-            reason = trainer.train()
+            trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers, checkpointer)
+            reason = trainer.train(start)
             # not after an error: taking leave of ranks that are stuck would only delay the end
             trainer.leave()
         except OmniRLError as error:
@@ -207,6 +222,7 @@ ENDINGS = {
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
     sampling, actor = config.sampling, config.actor
+    guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
     window = sampling.window
     images = config.data.prompts_per_step * config.data.samples_per_prompt
     return {
@@ -218,7 +234,7 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
-        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
         "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
         "are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "

@@ -77,8 +77,8 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
 
     unused: as for `load_config`. A class of the user's own need not be here then.
 
-    Raises ConfigError as `load_config` does, and where `overrides` choose a file of a group: the run has made
-    its choices.
+    Raises ConfigError as `load_config` does, where `overrides` choose a file of a group, since the run has
+    made its choices, and where a class of the user's own would come out of the run's folder.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
@@ -103,6 +103,11 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
             raise ConfigError(
                 f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE"
             )
+    classes = [("model", saved.get("model", {}).get("family", "")), ("algorithm", saved["algorithm"]["name"])]
+    classes += [("reward", part["name"]) for part in saved["reward"]["parts"].values()]
+    for group, name in classes:
+        if group not in unused:
+            _refuse_code_of_run(group, name, file.parent)
     node = OmegaConf.create({"defaults": ["schema", "_self_"], **saved})
     ConfigStore.instance().store(name="saved_run", node=node)
     return _load("saved_run", overrides, unused)
@@ -237,6 +242,15 @@ def _refuse_added_keys(config: DictConfig, prefix: str = "") -> None:
             raise ConfigError(_unknown(prefix + str(name)))
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
             _refuse_added_keys(config[name], f"{prefix}{name}.")
+
+
+def _refuse_code_of_run(group: str, name: str, run: Path) -> None:
+    """A run may be another user's. Python looks for modules in the working directory, too."""
+    if is_import_path(name) and Path.cwd().is_relative_to(run.resolve()):
+        raise ConfigError(
+            f"{group}={name}: {run} names a class that is not ours, and Python would take it from there: "
+            "use another working directory"
+        )
 
 
 def _first_line(error: BaseException) -> str:

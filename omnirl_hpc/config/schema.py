@@ -15,13 +15,15 @@ from omegaconf import MISSING
 
 @dataclass
 class ModelConfig:
-    """Which checkpoint, and the size of the images made with it."""
+    """Which checkpoint, and the size of the images or videos made with it."""
 
     family: str = "qwen_image"  # a file in configs/, or your own as module:Class
     path: str = MISSING  # a folder in diffusers' layout
     repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
-    height: int = 512  # pixels; a multiple of 16
+    height: int = 512  # pixels; the family says of what they must be multiples
     width: int = 512
+    frames: int = 1  # of a video; 1: images
+    fps: float = 24.0  # frames a second of a video
 
 
 @dataclass
@@ -128,9 +130,9 @@ class ActorConfig:
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
-    cfg: str = (
-        "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
-    )
+    # The two branches of guidance: sequential, one after the other | batched, as one batch | null, as the
+    # engine
+    cfg: Optional[str] = None
 
 
 @dataclass
@@ -215,7 +217,9 @@ class Config:
     determinism: str = (
         "fast"  # strict: two runs of the same recipe on the same layout are equal to the bit | fast
     )
-    init_adapter: Optional[str] = None  # a PEFT adapter folder to start from
+    init_adapter: Optional[str] = (
+        None  # an adapter to start from, PEFT's folder or one file; its rank is actor.lora.rank
+    )
     timeout_seconds: float = 600.0  # the deadline of every collective operation
     stop_before: float = (
         0.0  # seconds before the Slurm job's time limit to save and end; 0: the job script sees to it

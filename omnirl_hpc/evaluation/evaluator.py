@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -20,7 +19,7 @@ from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import read_result, write_comparison, write_result
 from omnirl_hpc.hashing import stable_hash
-from omnirl_hpc.launch.agreement import raise_on_all_ranks
+from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
@@ -178,11 +177,11 @@ class Evaluator:
         self, name: str, checksum: str, requests: list[SampleRequest], check_stop: Callable[[], None]
     ) -> dict[str, Any]:
         folder, settings = self._folder / name, self._settings | {"adapter": checksum}
-        result = [read_result(folder) if self._layout.rank == 0 else None]
-        dist.broadcast_object_list(result, src=0)  # what one rank sees of a shared folder, all go by
-        if result[0] is not None and result[0]["settings"] == settings:
-            return result[0]
-        num_steps = self._config.evaluation.num_inference_steps
+        # what rank 0 sees of a shared folder, all go by
+        result = by_rank_0(lambda: read_result(folder), OutputError)
+        if result is not None and result["settings"] == settings:
+            return result
+        num_steps = settings["num_inference_steps"]
         batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
         scored = self._generation.score(batch, self._forgiving)
         self._write(lambda: self._save_media(folder, batch))

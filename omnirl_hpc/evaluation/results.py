@@ -13,6 +13,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from omnirl_hpc.errors import OutputError
+
 RESULT = "result.json"
 ROWS = 16  # of the picture
 TILE = 320  # pixels, at most
@@ -20,11 +22,29 @@ MARGIN, TEXT, LINES = 8, 16, 3  # pixels; lines of a prompt above its images
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of one policy; None where there is none, or half of one."""
+    """The result of one policy; None where there is none, or half of one, or one of its images is gone or
+    torn: they are to be made again then.
+
+    Raises OutputError where it cannot be read.
+    """
     try:
-        return json.loads((folder / RESULT).read_text())
+        result = json.loads((folder / RESULT).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
+    except OSError as error:
+        raise OutputError(
+            f"{folder / RESULT} cannot be read ({error.strerror}): regain access to it"
+        ) from None
+    return result if all(_is_whole(folder / sample["file"]) for sample in result["samples"]) else None
+
+
+def _is_whole(image: Path) -> bool:
+    try:
+        with Image.open(image) as opened:
+            opened.verify()
+    except (OSError, SyntaxError):  # Pillow's words for a torn PNG
+        return False
+    return True
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

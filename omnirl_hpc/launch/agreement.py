@@ -30,6 +30,11 @@ def raise_on_all_ranks(
     return result
 
 
+def by_rank_0(action: Callable[[], Result], kind: type[OmniRLError]) -> Result:
+    """What `action` returns on rank 0, which alone does it; `kind`, where that raises it. Collective."""
+    return gather(raise_on_all_ranks(lambda: action() if dist.get_rank() == 0 else None, kind))[0]
+
+
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every rank's value, on every rank. Collective."""
     values = [None] * dist.get_world_size(group)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError
+from omnirl_hpc.errors import LaunchError, OmniRLError, PreflightError, ResumeError
 from omnirl_hpc.launch.identity import Identity
 
 REPORTING_SECONDS = 2.0
@@ -18,7 +18,7 @@ def rank_0_reports_first(identity: Identity) -> Iterator[None]:
     """Hold an error of another rank back: a launcher may end all ranks as soon as one has ended.
 
     Who is still there afterwards says it with its name, because then rank 0 did not find it: a file is
-    missing on one node only. What a preflight found all ranks know, so rank 0 speaks for them.
+    missing on one node only. What ranks found together, rank 0 knows and speaks of for them all.
     """
     try:
         yield
@@ -28,6 +28,6 @@ def rank_0_reports_first(identity: Identity) -> Iterator[None]:
         if identity.rank == 0:
             raise
         time.sleep(REPORTING_SECONDS)
-        if isinstance(error, PreflightError):
+        if isinstance(error, (PreflightError, ResumeError)):
             sys.exit(error.exit_code)
         raise type(error)(f"{identity}: {error}") from None

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, OutputError
 from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.run_directory import RunDirectory
 
@@ -40,7 +40,7 @@ class Trackers:
         self._open: dict[str, tuple[Log, Close]] = {}
         # A run that was killed makes again what it did since its checkpoint. One that was sent back makes
         # something else.
-        self._known = run.last_step() if config.checkpoint.resume_step is None else -1
+        self._known = run.last_step_tracked() if config.checkpoint.resume_step is None else -1
 
     def __enter__(self) -> Trackers:
         for name in self._names:
@@ -61,6 +61,12 @@ class Trackers:
         step = int(metrics["step"])
         if step <= self._known:
             return
+        try:
+            if self._open:
+                self._run.note_step_tracked(step)
+        except OutputError as error:  # a run that went on would tell them again
+            for name in list(self._open):
+                self._turn_off(name, error)
         values = {name: value for name, value in metrics.items() if name != "step"}
         for name, (log, _) in list(self._open.items()):
             self._try(name, log, step, values)
@@ -69,13 +75,16 @@ class Trackers:
         try:
             action(*arguments)
         except Exception as error:
-            del self._open[name]
-            logger.warning(
-                "the tracker %s failed and is off for the rest of this run: %s; %s has all metrics",
-                name,
-                _line(error),
-                self._run.metrics,
-            )
+            self._turn_off(name, error)
+
+    def _turn_off(self, name: str, error: Exception) -> None:
+        del self._open[name]
+        logger.warning(
+            "the tracker %s failed and is off for the rest of this run: %s; %s has all metrics",
+            name,
+            _line(error),
+            self._run.metrics,
+        )
 
 
 def _line(error: Exception) -> str:

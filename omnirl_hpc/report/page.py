@@ -208,8 +208,8 @@ def picture(path: Path, sample: Line) -> str:
 
 
 def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
-    """As the source of an <img>, its longer side `pixels` at most, or exactly: JPEG in the size of a small image
-    would smear its colours. None where the file is not there or not whole.
+    """As the source of an <img>, its longer side `pixels` at most, or exactly: JPEG in the size of a small
+    image would smear its colours. None where the file is not there or not whole.
     """
     try:
         with Image.open(path) as image:
@@ -226,16 +226,16 @@ def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
 
 
 def evaluated(records: RunRecords) -> Iterator[tuple[int, Path]]:
-    """(finished steps, folder) of the evaluations, the newest first. There may be other folders, of steps that
-    the run went back from.
+    """(finished steps, folder) of the evaluations, the newest first. There may be other folders, of steps
+    that the run went back from.
     """
     for done in reversed([line["step"] + 1 for line in records.metrics if "evaluation/adapter" in line]):
         yield done, records.run.evaluation / f"step_{done:06d}"
 
 
 def before_and_after(records: RunRecords) -> str:
-    """The first images of the newest evaluation, each one of the base beside the trained model's from the same
-    noise.
+    """The first images of the newest evaluation, each one of the base beside the trained model's from the
+    same noise.
     """
     base = read_result(records.run.evaluation / "base")
     for done, place in evaluated(records):
@@ -270,7 +270,8 @@ def kinds_of_failure(records: RunRecords, base: Line, trained: Line) -> str:
         return "".join(f"<td>{count}</td>" for count in (whole, len(scores) - whole - nothing, nothing))
 
     return (
-        "<table><tr><th>images with</th><th>the whole text</th><th>a part of it</th><th>nothing to read</th></tr>"
+        "<table><tr><th>images with</th><th>the whole text</th><th>a part of it</th>"
+        "<th>nothing to read</th></tr>"
         f"<tr><th>base</th>{counts(base)}</tr><tr><th>trained</th>{counts(trained)}</tr></table>"
     )
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from omnirl_hpc.checkpoints.files import checkpoint_path, find_fault, steps_in
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.lock import QUICK_LOOKS, Holder, find_holder, is_alive, process_lives
 from omnirl_hpc.run_directory import RunDirectory
@@ -53,8 +54,18 @@ class RunRecords:
         )
 
     @property
-    def steps_done(self) -> int:
+    def steps_reported(self) -> int:
+        """How many steps the metrics are of."""
         return self.metrics[-1]["step"] + 1 if self.metrics else 0
+
+    @cached_property
+    def steps_done(self) -> int:
+        """One more than are reported where the run was stopped in the evaluation of the last."""
+        folder = self.run.checkpoints
+        whole = (
+            n for n in reversed(steps_in(folder)) if not find_fault(checkpoint_path(folder, n), quickly=True)
+        )
+        return max(self.steps_reported, next(whole, 0))
 
     @property
     def steps(self) -> int | None:
@@ -63,7 +74,7 @@ class RunRecords:
 
     @property
     def finished(self) -> bool:
-        return self.steps is not None and self.steps_done >= self.steps
+        return self.steps is not None and self.steps_reported >= self.steps
 
     @property
     def recipe(self) -> str:
@@ -102,7 +113,7 @@ class RunRecords:
 def describe_rewards(records: RunRecords) -> str:
     ends = records.reward_at_the_ends()
     if ends is None:
-        return "no reward yet"
+        return "no reward" if records.metrics else "no reward yet"
     count, first, last = ends
     which = (
         ("the first step", "the last") if count == 1 else (f"the first {count} steps", f"the last {count}")

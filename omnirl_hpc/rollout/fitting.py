@@ -26,8 +26,8 @@ def fit_micro_batch_size(
     and try again.
 
     Collective. All micro-batches of a run have one shape, so what fits here fits later. `width` is the
-    largest that conditions are padded to in the run. Raises EngineError on every rank where a single sample does not fit, or
-    where the size must not change.
+    largest that conditions are padded to in the run. Raises EngineError on every rank where a single sample
+    does not fit, or where the size must not change.
     """
     while True:
         size = engine.micro_batch_size

@@ -4,11 +4,14 @@ test_fsdp, test_full.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.loading import fill_from_files
@@ -49,7 +52,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
         for name, tensor in expected.items()
     )
     assert torch.equal(actor._transformer.table, torch.arange(3.0))
-    add_lora(plain, config.actor.lora, QwenImage.lora_targets, torch.float32, config.seed)
+    add_lora(plain, config.actor.lora, QwenImage.spec.lora_targets, torch.float32, config.seed)
     slots = lora_parameters(plain)
     assert adapter.keys() == slots.keys() and all(
         torch.equal(adapter[name], slot) for name, slot in slots.items()
@@ -80,6 +83,25 @@ def test_files_of_another_model_are_refused(tiny_model, tiny_prompts, files, tmp
     save_file(tensors, folder / FILE)
     config = make_config(tiny_model, tiny_prompts, tmp_path)
     with pytest.raises(DataError, match=f"the weights in {folder} are not those of its config.json: {said}$"):
+        fill_from_files(QwenImage(config.model).empty_transformer(torch.float32), folder, CPU)
+
+
+@pytest.mark.parametrize("when", ["header", "tensors"])
+def test_files_that_cannot_be_read_are_one_sentence(
+    tiny_model, tiny_prompts, files, tmp_path, monkeypatch, when
+):
+    """A file system that fails on one node; torch's own error there is no Exception."""
+    folder, _ = files
+    config = make_config(tiny_model, tiny_prompts, tmp_path)
+    if when == "header":
+        (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
+    else:
+
+        def fail(self, plan, planner):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(HuggingFaceStorageReader, "read_data", fail)
+    with pytest.raises(DataError, match=f"the weights in {folder} cannot be read: "):
         fill_from_files(QwenImage(config.model).empty_transformer(torch.float32), folder, CPU)
 
 

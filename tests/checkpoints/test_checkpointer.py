@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -148,7 +149,7 @@ def test_a_torn_checkpoint_is_passed_over_and_said_so(saved, caplog, tear):
     name, damage, fault = TEARS[tear]
     for step in ("step_000003", "step_000002"):
         damage(folder / step / name)
-        assert re.match(fault, find_fault(folder / step))
+        assert re.match(fault, find_fault(folder / step).text)
     with caplog.at_level(logging.WARNING, logger="omnirl_hpc"):
         assert checkpointer.find() == folder / "step_000001"
     said = [record.getMessage() for record in caplog.records]
@@ -179,6 +180,7 @@ def test_a_checkpoint_that_was_being_replaced_is_found(saved):
     (folder / "step_000002.old").mkdir()  # killed after both renames, before the removal
     assert make(folder).find() == folder / "step_000003"
     assert find_fault(folder / "step_000002") is None
+    assert_loads(make(folder), folder / "step_000003", 3)
     assert not [*folder.glob("*.old"), *folder.glob("*.tmp")]  # of a large model they would fill the disk
 
 
@@ -199,11 +201,92 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(saved, monkeypatch):
     assert find_fault(folder / "step_000003") is None
 
 
-def test_none_whole_is_none(saved):
-    folder, checkpointer = saved
+def test_none_whole_is_an_error_and_nothing_is_lost(saved):
+    folder, _ = saved
     for path in folder.glob("step_*"):
-        (path / "manifest.json").unlink()
-    assert checkpointer.find() is None
+        truncate(path / ADAPTER)
+    (folder / "step_000003").rename(folder / "step_000003.old")
+    (folder / "step_000004.tmp").mkdir()
+    with pytest.raises(ConfigError) as refused:
+        make(folder).find()
+    said = str(refused.value)
+    assert (
+        said.startswith(f"{folder} has no whole checkpoint (step_000003 has ") and "step_000001 has " in said
+    )
+    assert said.count(f"says rank 0 on {socket.gethostname()}") == 3
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "latest",
+        *(f"step_00000{step}" for step in (1, 2, 3)),
+        "step_000004.tmp",
+    ]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("file", [ADAPTER, "manifest.json"])
+def test_what_cannot_be_read_is_not_passed_over(saved, monkeypatch, number, file):
+    """It may well be whole: going on from the one before would erase what came after that."""
+    folder, _ = saved
+    opened = io.open
+
+    def refuse(path, *arguments, **options):
+        if str(path) == str(folder / "step_000003" / file):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ConfigError) as refused:
+        make(folder).find()
+    said = str(refused.value)
+    assert (
+        f"{folder}/step_000003 has {file}, which cannot be read ({os.strerror(number)}), says rank 0 on"
+        in said
+    )
+    assert said.endswith("or name an older one by checkpoint.resume_step=N; there are: [1, 2]")
+    assert make(folder, resume_step=2).find() == folder / "step_000002"
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(saved, monkeypatch):
+    folder, checkpointer = saved
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(
+        ConfigError, match=f"{folder} cannot be listed, says {socket.gethostname()}: Permission"
+    ):
+        checkpointer.find()
+
+
+def test_a_save_that_was_killed_before_its_last_rename_is_whole(saved):
+    folder, _ = saved
+    (folder / "step_000003").rename(folder / "step_000003.tmp")
+    assert make(folder).find() == folder / "step_000003"
+
+
+def test_older_ones_go_when_the_new_one_is_in_its_place(saved, monkeypatch):
+    """A kill at any moment of a save leaves what is needed: the manifest before the rename, `latest` and the
+    pruning after it.
+    """
+    folder, _ = saved
+    rename, seen = Path.rename, []
+
+    def watched(path, target):
+        if path.suffix == ".tmp" and path.parent == folder:
+            whole = [step for step in (1, 2, 3) if find_fault(folder / f"step_00000{step}") is None]
+            new = folder / f"step_000004{'.tmp' if Path(target).name == 'step_000004' else ''}"
+            seen.append((Path(target).name, whole, find_fault(new), (folder / "latest").read_text()))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    make(folder, keep=1).save(content(4))
+    assert seen == [
+        ("step_000004", [1, 2, 3], None, "step_000003"),
+        ("latest", [1, 2, 3], None, "step_000003"),
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step_000004"]
 
 
 def test_a_step_that_is_asked_for(saved):
@@ -386,7 +469,15 @@ def save_and_find_on_two_ranks(folder) -> dict:
     if rank == 0:
         flip(folder / "step_000002/optimizer/__1_0.distcp")
     dist.barrier()
-    return result | {"found when torn": checkpointer.find(), "said": said}
+    result |= {"found when torn": checkpointer.find(), "said": list(said)}
+    checkpoint_files.crc = lambda path: refuse_reading() if rank else 0  # torn for one, closed to the other
+    with pytest.raises(ConfigError) as refused:
+        checkpointer.find()
+    return result | {"refused": str(refused.value)}
+
+
+def refuse_reading():
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
@@ -409,13 +500,19 @@ def test_each_rank_reads_what_it_wrote_and_all_agree(tmp_path):
         assert (
             f"step_000002 is not whole ({fault}, says rank 1 on {socket.gethostname()}): going back" in line
         )
+    assert first["refused"] == second["refused"]
+    assert (
+        f"{torn} has optimizer/__1_0.distcp, which cannot be read (Input/output error), says rank 1 on "
+        in first["refused"]
+    )
     # on another number of ranks
     assert make(tmp_path).find() == step
     loaded = {name: torch.zeros(4, 2) for name in NAMES}
     make(tmp_path).load(step, loaded)
     assert all(torch.equal(tensor, torch.arange(8.0).view(4, 2)) for tensor in loaded.values())
     flip(step / "optimizer/__1_0.distcp")
-    assert make(tmp_path).find() is None
+    with pytest.raises(ConfigError, match="has no whole checkpoint"):
+        make(tmp_path).find()
 
 
 def test_the_writer_of_a_file():
@@ -435,15 +532,14 @@ def test_a_file_that_cannot_be_read_is_a_fault_and_no_rank_waits(saved, monkeypa
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(checkpoint_files, "crc", fail)
-    assert re.match(
-        r"has \S+, which cannot be read \(Input/output error\)", find_fault(folder / "step_000003")
-    )
+    fault = find_fault(folder / "step_000003")
+    assert fault.unreadable and re.match(r"has \S+, which cannot be read \(Input/output error\)", fault.text)
 
 
 def test_an_adapter_only_checkpoint_is_no_larger_than_adapter_and_optimizer(
     tiny_model, tiny_prompts, tmp_path
 ):
-    """Rank 64, the recipe's: names and headers are small beside the tensors, as they are in the real model."""
+    """Rank 64, the recipe's: names and headers are small beside the tensors, as in the real model."""
     config = make_config(tiny_model, tiny_prompts, tmp_path / "run", "actor.lora.rank=64")
     actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU)
     lora, optimizer = dict(actor.weights()), actor.optimizer_state()

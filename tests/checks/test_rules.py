@@ -8,7 +8,9 @@ import math
 import re
 from functools import partial
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from omnirl_hpc.checks import node_rules, rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
@@ -71,7 +73,19 @@ BREAKS = [
     ("choices_are_known", {"actor.dtype": "fp32"}, 1, ["actor.dtype", "float32, bfloat16"]),
     ("choices_are_known", {"actor.lora.dtype": "int8"}, 1, ["actor.lora.dtype", "float32, bfloat16"]),
     ("choices_are_known", {"actor.cfg": "parallel"}, 1, ["actor.cfg", "sequential, batched"]),
-    ("model_is_known", {"model.family": "sd3"}, 1, ["model.family", "qwen_image, your own as module:Class"]),
+    (
+        "model_is_known",
+        {"model.family": "sdxl"},
+        1,
+        ["model.family", "qwen_image", "your own as module:Class"],
+    ),
+    (
+        "engine_runs_the_family",
+        {"model.family": "tests.toy_family:Toy", "rollout.engine": "vllm_omni"},
+        1,
+        ["rollout.engine=vllm_omni", "model.family=tests.toy_family:Toy", "choose rollout=diffusers"],
+    ),
+    ("frames_fit", {"model.frames": 9}, 1, ["model.frames=9", "must be 1"]),
     ("algorithm_is_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
     ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),
     ("model_is_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
@@ -394,15 +408,41 @@ def test_suggested_micro_batch_is_accepted(valid):
     assert not breaks(rules.check, changed(valid, {"actor.micro_batch_size": int(suggested)}), 1)
 
 
-@pytest.mark.parametrize(("rank", "alpha", "fits"), [(64, 128, True), (64, 64, False), (8, 128, False)])
-def test_an_adapter_of_another_rank_or_scale_is_refused(valid, tmp_path, rank, alpha, fits):
-    """Its alpha is a setting of the recipe: another one would scale the adapter in silence."""
-    (tmp_path / "adapter_model.safetensors").touch()
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"r": rank, "lora_alpha": alpha, "target_modules": ["to_q"]})
-    )
-    config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 64, "actor.lora.alpha": 128})
+@pytest.mark.parametrize(
+    "file", ["adapter_model.safetensors", "pytorch_lora_weights.safetensors", "mine.safetensors"]
+)
+@pytest.mark.parametrize(("rank", "fits"), [(64, True), (8, False)])
+def test_an_adapter_of_another_rank_is_refused(valid, tmp_path, file, rank, fits):
+    """Whatever its alpha: the adapter is scaled to the recipe's. A file alone has the recipe's own."""
+    tensors = {"to_q.lora_A.weight": np.zeros((rank, 3)), "to_q.lora_B.weight": np.zeros((5, rank))}
+    save_file(tensors, tmp_path / file)
+    adapter = tmp_path / file
+    if file == "adapter_model.safetensors":
+        adapter = tmp_path
+        settings = {"r": rank, "lora_alpha": 7, "target_modules": ["to_q"]}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    config = changed(valid, {"init_adapter": str(adapter), "actor.lora.rank": 64, "actor.lora.alpha": 128})
     assert breaks(node_rules.init_adapter_fits, config, 1) != fits
+
+
+@pytest.mark.parametrize("damage", ["torn", "no settings", "torn settings", "other tensors", "folder"])
+def test_an_adapter_that_cannot_be_read_is_refused_before_weights_load(valid, tmp_path, damage):
+    save_file({"to_q.lora_A.weight": np.zeros((4, 3))}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 4, "target_modules": ["to_q"]}')
+    if damage == "torn":
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"torn")
+    elif damage == "other tensors":
+        save_file({"to_q.alpha": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    elif damage == "folder":
+        (tmp_path / "adapter_config.json").unlink()
+        (tmp_path / "adapter_config.json").mkdir()
+    elif damage == "torn settings":
+        (tmp_path / "adapter_config.json").write_text('{"r": 4')
+    else:
+        (tmp_path / "adapter_config.json").unlink()
+    config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 4})
+    with pytest.raises(ConfigError, match=f"init_adapter={tmp_path}: .*adapter_model.safetensors"):
+        node_rules.init_adapter_fits(config, 1)
 
 
 def test_a_run_in_the_folder_of_its_model_is_refused(valid):

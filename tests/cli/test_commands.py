@@ -264,9 +264,13 @@ def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(tra
     """Its checkpoint may be gone since. What is found instead is the next fault, of the folder."""
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
-    assert "there is no such checkpoint" in said(train("checkpoint.resume_step=7"))
-    requeued = train("checkpoint.resume_step=7", SLURM_RESTART_COUNT="1")
-    assert "holds a run with other settings" in said(requeued)
+    back = ("checkpoint.resume_step=7",)
+    job = {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}
+    # killed before it went back: it does so now
+    assert "there is no such checkpoint" in said(train(*back, **job))
+    (tmp_path / "run" / "returned.json").write_text('{"job": "9", "step": 7}')
+    assert "holds a run with other settings" in said(train(*back, **job))
+    assert "there is no such checkpoint" in said(train(*back, SLURM_JOB_ID="10"))
 
 
 def test_a_prompt_table_without_prompts_is_found_before_torch(train, tmp_path):

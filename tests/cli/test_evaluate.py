@@ -19,6 +19,7 @@ from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.evaluation.evaluator import _definition
 from omnirl_hpc.launch.identity import find_identity
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.policies import CURRENT
 from tests.cli.run_states import make_state
 from tests.helpers import run_ranks
 from tests.runs.program import ROOT, lines
@@ -130,7 +131,7 @@ def test_a_disk_that_refuses_is_one_sentence(finished_run, tmp_path, capsys, mon
 def test_layout_and_compiler_of_the_actor_do_not_matter(finished_run):
     config, _, adapters = of_run(finished_run, None, [])
     config.actor.shard_size, config.actor.compile = 4, True
-    prepare(config, adapters["adapter"], find_identity({}))
+    prepare(config, adapters[CURRENT], find_identity({}))
     assert make_layout(config, 0, 1).shard_size == 1 and not config.actor.compile
 
 

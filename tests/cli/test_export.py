@@ -10,13 +10,15 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from PIL import Image
+from safetensors.torch import load_file
 
-from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.checkpoints.adapters import load_adapter, read_adapter_config, scale
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, standard_normal
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.cli.run_states import make_state
 from tests.helpers import fill_adapter
 
@@ -68,7 +70,7 @@ def strong(finished_run, tmp_path_factory):
     add_lora(
         transformer,
         LoraConfig(settings["r"], settings["lora_alpha"]),
-        QwenImage.lora_targets,
+        QwenImage.spec.lora_targets,
         torch.float32,
         seed=0,
     )
@@ -110,8 +112,11 @@ def test_plain_diffusers_makes_the_images_of_evaluate(
     pipeline.load_lora_weights(tmp_path / "out")
     plain = plain_latents(pipeline, prompts)
     torch.testing.assert_close(plain, latents[policy], rtol=0, atol=1e-5)
+    pipeline.unload_lora_weights()  # and as tools do that know nothing of the file's header
+    pipeline.load_lora_weights(load_file(tmp_path / "out/pytorch_lora_weights.safetensors"))
+    assert torch.equal(plain_latents(pipeline, prompts), plain)
     assert (plain - latents["base"]).abs().max() > 0.1  # the adapter matters
-    images = QwenImage.decode(_family(tiny_model), pipeline.vae, plain)
+    images = QwenImage.decode(_family(tiny_model), pipeline, {LATENTS: plain}).frames[:, 0]
     for image, name in zip(images, ("0000_00.png", "0001_00.png")):
         saved = np.asarray(Image.open(folder / "step_000003" / policy / name)).astype(int)
         assert (
@@ -158,13 +163,26 @@ def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
     said = capsys.readouterr().out
     assert (
         said
-        == f"wrote the adapter after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+        == f"wrote the adapter of the policy current after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
     )
     exported, saved = (
         load_adapter(tmp_path / "out"),
         load_adapter(finished_run / f"checkpoints/step_{step or before:06d}/adapter"),
     )
+    settings = read_adapter_config(finished_run / f"checkpoints/step_{step or before:06d}/adapter")
+    saved = scale(saved, settings["lora_alpha"] / settings["r"])
+    assert settings["lora_alpha"] == 4 * settings["r"]  # in the weights it matters
     assert exported.keys() == saved.keys() and all(torch.equal(exported[name], saved[name]) for name in saved)
+
+
+def test_every_file_follows_the_umask(finished_run, strong, tmp_path):
+    """Of a run, of an export and of merged weights: none is closed to those who may read the others."""
+    main(["export", str(strong), str(tmp_path / "merged"), "--merge"])
+    (tmp_path / "plain").touch()
+    usual = (tmp_path / "plain").stat().st_mode
+    files = [path for folder in (finished_run, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert {path.name: oct(path.stat().st_mode) for path in files if path.stat().st_mode != usual} == {}
+    assert sum(path.suffix == ".safetensors" for path in files) >= 3
 
 
 @pytest.mark.parametrize(
@@ -206,7 +224,7 @@ def test_classes_of_ones_own_are_not_needed(finished_run, tmp_path, capsys):
     main(["status", str(run)])
     main(["report", str(run), "--out", str(tmp_path / "r.html")])
     main(["export", str(run), str(tmp_path / "out")])
-    assert "wrote the adapter after 3 steps" in capsys.readouterr().out
+    assert "wrote the adapter of the policy current after 3 steps" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["export", str(run), str(tmp_path / "merged"), "--merge"])
     assert "model=gone:Family: there is no module gone" in capsys.readouterr().err
@@ -230,4 +248,4 @@ def test_nothing_is_overwritten(finished_run, tmp_path, capsys):
 def test_the_best_one(finished_run, tmp_path, capsys):
     main(["export", str(finished_run), str(tmp_path / "out"), "--step", "best"])
     best = int((finished_run / "checkpoints/best").read_text().removeprefix("step_"))
-    assert f"wrote the adapter after {best} steps" in capsys.readouterr().out
+    assert f"wrote the adapter of the policy current after {best} steps" in capsys.readouterr().out

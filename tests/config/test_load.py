@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from omnirl_hpc.config.classes import config_dir
 from omnirl_hpc.config.load import load_config, load_run_config, valid_keys
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.report.records import RunRecords
 from tests.stand_ins import write_descriptions
 
 NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
@@ -261,3 +263,25 @@ def test_what_cannot_be_loaded_from_a_run_is_one_sentence(stored, text, override
     with pytest.raises(ConfigError) as caught:
         load_run_config(stored, overrides)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_settings_of_another_users_run_are_data(tmp_path, monkeypatch):
+    """Neither what YAML can call nor a class in the run's folder is run."""
+    mark = tmp_path / "mark"
+    settings = ["recipe=flowgrpo_tiny", "model.path=m", "data.prompts=p", "run_dir=r"]
+    stored = tmp_path / "config.yaml"
+    stored.write_text(load_config(settings).to_yaml())
+    ours, theirs = "name: jpeg_compressibility", "name: hostile_reward:Mine"
+    assert stored.read_text().count(ours) == 1
+    (tmp_path / "hostile_reward.py").write_text(f"open({str(mark)!r}, 'w')")
+    stored.write_text(stored.read_text().replace(ours, theirs))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="reward=hostile_reward:Mine: .* use another working directory"):
+        load_run_config(Path("config.yaml"), [])
+    stored.write_text(f"seed: !!python/object/apply:os.system ['touch {mark}']\n")
+    with pytest.raises(ConfigError, match="does not hold the settings of a run"):
+        load_run_config(stored, [])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        RunRecords.read(tmp_path)
+    assert not mark.exists()
+    assert os.system(f"touch {mark}") == 0 and mark.exists()  # the command would have left its mark

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from omnirl_hpc.errors import OutputError
 from omnirl_hpc.evaluation.results import RESULT, read_result, table, write_comparison, write_result
 
 
@@ -72,7 +73,28 @@ def test_the_picture_has_a_column_for_each_policy(results, tmp_path):
 
 def test_half_a_result_is_none(tmp_path):
     assert read_result(tmp_path) is None
-    write_result(tmp_path, {"reward": 1.0})
-    assert read_result(tmp_path) == {"reward": 1.0}
-    (tmp_path / RESULT).write_text(json.dumps({"reward": 1.0})[:-3])
+    result = {"reward": 1.0, "samples": []}
+    write_result(tmp_path, result)
+    assert read_result(tmp_path) == result
+    (tmp_path / RESULT).write_text(json.dumps(result)[:-3])
     assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "empty"])
+def test_a_result_whose_images_are_not_there_is_none(results, tmp_path, damage):
+    """It is made again: a picture side by side needs them."""
+    base = tmp_path / "base"
+    write_result(base, results[0])
+    assert read_result(base) == results[0]
+    image = base / "1.png"
+    if damage == "gone":
+        image.unlink()
+    else:
+        image.write_bytes(image.read_bytes()[:-20] if damage == "torn" else b"")
+    assert read_result(base) is None
+
+
+def test_a_result_that_cannot_be_read_is_not_made_again(tmp_path):
+    (tmp_path / RESULT).mkdir()
+    with pytest.raises(OutputError, match=f"{tmp_path / RESULT} cannot be read .Is a directory."):
+        read_result(tmp_path)

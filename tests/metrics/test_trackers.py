@@ -69,12 +69,13 @@ def test_tensorboard(packages, tiny_model, tiny_prompts, tmp_path):
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_wandb_and_trackio(packages, tiny_model, tiny_prompts, tmp_path, tracker):
-    for _ in range(2):  # a run that goes on keeps its name
+    for _ in range(2):  # a run that goes on keeps its name and tells what is new
         use(tiny_model, tiny_prompts, tmp_path, tracker)
+    assert len(packages.named("log")) == 2
     (_, first), (_, second) = packages.named("init")
     assert first == second and first["resume"] == "allow" and first["config"]["actor"]["lora"]["rank"] == 4
     assert first.get("mode", "offline") == "offline"
-    assert packages.named("log")[:2] == [
+    assert packages.named("log") == [
         (({"reward/mean": 0.5},), {"step": 4}),
         (({"reward/mean": 0.75},), {"step": 5}),
     ]
@@ -92,9 +93,36 @@ def test_a_step_made_again_after_a_kill_is_not_logged_again(
     packages, tiny_model, tiny_prompts, tmp_path, resume_step, logged
 ):
     """Step 4 had ended. A run that is sent back makes it again in another way."""
-    (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"step": 5, "rew')
+    RunDirectory(tmp_path).note_step_tracked(4)
     use(tiny_model, tiny_prompts, tmp_path, "wandb", resume_step=resume_step)
     assert [named["step"] for _, named in packages.named("log")] == logged
+
+
+def test_two_interruptions_double_nothing(packages, tiny_model, tiny_prompts, tmp_path):
+    """Killed after step 9, and, gone on from step 4, after step 6: metrics.jsonl has no more than that then."""
+    config = make_config(tiny_model, tiny_prompts, tmp_path)
+    config.logging.trackers = ["wandb"]
+    for steps in (range(10), range(4, 7), range(4, 12)):
+        with Trackers(config, RunDirectory(tmp_path), rank=0) as trackers:
+            for step in steps:
+                trackers.log({"step": step})
+    assert [named["step"] for _, named in packages.named("log")] == list(range(12))
+
+
+def test_trackers_are_off_where_what_they_were_told_cannot_be_noted(
+    packages, tiny_model, tiny_prompts, tmp_path, caplog
+):
+    config = make_config(tiny_model, tiny_prompts, tmp_path)
+    config.logging.trackers = ["wandb"]
+    with Trackers(config, RunDirectory(tmp_path), rank=0) as trackers:
+        (tmp_path / "tracked.json").mkdir()
+        for step in range(2):
+            trackers.log({"step": step})
+    assert packages.named("log") == []
+    (record,) = caplog.records
+    assert (
+        "the tracker wandb failed and is off" in record.message and "tracked.json cannot be" in record.message
+    )
 
 
 def test_one_that_fails_is_off_and_the_others_go_on(

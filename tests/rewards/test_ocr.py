@@ -84,15 +84,15 @@ def test_lines_below_the_confidence_are_not_read():
     assert score(Ocr(OcrConfig(min_confidence=1.0)), (drawn("River Night"), "River Night")) == [0.0]
 
 
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_settings_check_themselves(value):
+    with pytest.raises(ConfigError, match="reward.parts.ocr.min_confidence=.* must be in"):
+        OcrConfig(min_confidence=value)
+
+
 def test_without_detection_a_picture_is_one_line():
     """Two lines, one above the other, cannot be read as one; a word in a small picture can."""
     reads_one_line = Ocr(OcrConfig(detect=False))
     word = np.asarray(Image.fromarray(drawn("KING")[34:84, 16:136]).resize((64, 32)))
     assert score(reads_one_line, (word, "KING")) == [1.0]
     assert score(reads_one_line, (drawn("HELLO\nWORLD"), "hello world"))[0] < 0.5
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1])
-def test_settings_check_themselves(value):
-    with pytest.raises(ConfigError, match="reward.parts.ocr.min_confidence=.* must be in"):
-        OcrConfig(min_confidence=value)

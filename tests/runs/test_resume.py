@@ -68,6 +68,34 @@ def test_killed_after_three_steps_with_a_torn_checkpoint(program, reference, tmp
     assert_same_run(run_dir, reference)
 
 
+def test_a_run_whose_checkpoints_are_all_torn_does_not_start_over(program, reference, tmp_path):
+    """Two ranks, and rank 0 speaks for both, before weights load; nothing is changed."""
+    run_dir = tmp_path / "torn"
+    shutil.copytree(reference, run_dir)
+    for adapter in run_dir.glob("checkpoints/step_*/adapter/adapter_model.safetensors"):
+        adapter.write_bytes(adapter.read_bytes()[:-1])
+
+    def state():
+        places = ("checkpoints", "samples", "*.jsonl", "config.yaml", "environment.json")
+        files = [path for place in places for path in (run_dir.glob(place))]
+        files += [path for folder in files for path in folder.rglob("*")]
+        return {path: path.read_bytes() for path in files if path.is_file()}
+
+    before = state()
+    ended = program.run(run_dir, *STRICT, "steps=8")
+    assert "exitcode  : 2" in ended.output
+    (said,) = [line for line in ended.output.splitlines() if line.startswith("omnirl-hpc train: ")]
+    assert (
+        f"run_dir={run_dir} holds a run that cannot go on: {run_dir}/checkpoints has no whole checkpoint"
+        in said
+    )
+    assert "step_000006 has " in said and "adapter_model.safetensors, says rank 0 on " in said
+    assert said.endswith(
+        "go back with checkpoint.resume_step=N to a step that is whole, or take another run_dir"
+    )
+    assert state() == before
+
+
 def test_stopped_again_and_again(program, reference, tmp_path):
     run_dir = tmp_path / "stopped"
     rare = "checkpoint.every=3"
