@@ -13,7 +13,7 @@ from benchmarks.learning import Point, make_once, read_curve, train
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-# Less than the smallest rise of any seed tried in as many steps (benchmarks/results/2026-11-30_cpu_learning.md).
+# Less than any seed rose in as many steps (benchmarks/results/2026-11-30_cpu_learning.md).
 MARGIN = 0.08
 
 
