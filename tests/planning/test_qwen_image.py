@@ -1,4 +1,6 @@
-"""The shape of Qwen-Image is that of its models. Expected values: the models, and shared/reference/field.md."""
+"""The shape of Qwen-Image is that of its models. Expected values: the models,
+and shared/reference/field.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Qwen-Image is computed as diffusers' stock pipeline computes it. Expected values: that pipeline, run here."""
+"""Qwen-Image is computed as diffusers' stock pipeline computes it. Expected values: that pipeline,
+run here.
+"""
 
 from __future__ import annotations
 
