@@ -11,7 +11,8 @@ from omnirl_hpc.sampling.samples import Media
 
 
 def write_media(stem: Path, sample: Media) -> str:
-    """Write one sample: an image as STEM.png, a video as an animated STEM.webp, its sound beside it as STEM.wav.
+    """Write one sample: an image as STEM.png, a video as an animated STEM.webp, its sound beside it as
+    STEM.wav.
 
     Returns the name of the picture's file.
     """
