@@ -1,5 +1,5 @@
-"""What a model family provides. A sample's latents are named streams, fp32 between denoising steps; everything
-else that the model reads is a condition, whose tensors are the family's own business.
+"""What a model family provides. A sample's latents are named streams, fp32 between denoising steps;
+everything else that the model reads is a condition, whose tensors are the family's own business.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ModelFamily(ABC):
         """diffusers' stock pipeline, on the CPU."""
 
     def load_encoders(self, dtype: torch.dtype) -> Any:
-        """The same pipeline without its transformer, for `encode` and `encode_media`. A family that can should
-        not load the transformer first.
+        """The same pipeline without its transformer, for `encode` and `encode_media`. A family that can
+        should not load the transformer first.
         """
         pipeline = self.load_pipeline(dtype)
         pipeline.transformer = None
@@ -93,9 +93,9 @@ class ModelFamily(ABC):
     def condition_width(self, texts: Sequence[str], widths: Sequence[int]) -> int:
         """The width that the conditions of these texts are padded to. Raises DataError where none holds them.
 
-        Here: the smallest of `widths` that is greater than every number of tokens. Greater, not equal: at least
-        one token of padding keeps an attention mask in every batch. Pipelines drop a mask of all ones and then
-        take another kernel, which would make a sample's value depend on its neighbours.
+        Here: the smallest of `widths` that is greater than every number of tokens. Greater, not equal: at
+        least one token of padding keeps an attention mask in every batch. Pipelines drop a mask of all ones
+        and then take another kernel, which would make a sample's value depend on its neighbours.
         """
         longest = max(self.count_text_tokens(text) for text in texts)
         for width in widths:
@@ -111,8 +111,8 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def pad(self, condition: Condition, width: int) -> Condition:
-        """A condition at `width`, with what tells padding from content. Raises ValueError where it does not fit:
-        no truncation.
+        """A condition at `width`, with what tells padding from content. Raises ValueError where it does not
+        fit: no truncation.
         """
 
     def guidance(self, sampling: SamplingConfig) -> Guidance:
