@@ -159,7 +159,9 @@ class QwenImageShape:
         return self.layers * (24 * d**2 * tokens + 24 * d**2) + self.attention_flops(text_tokens)
 
     def attention_flops(self, text_tokens: int) -> float:
-        """The part of `forward_flops` that is the product of queries and keys and that of weights and values."""
+        """The part of `forward_flops` that is the product of queries and keys and that of weights and
+        values.
+        """
         return self.layers * 4 * self.width * (self.image_tokens + text_tokens) ** 2
 
     def lora_backward_flops(self, text_tokens: int) -> float:
