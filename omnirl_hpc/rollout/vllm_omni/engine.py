@@ -82,7 +82,8 @@ class VllmOmniEngine:
         self._require_awake()
         with self._forward_context():
             condition = self._family.encode(self._pipeline, prompt)
-        # Copies: a tensor of inference mode cannot enter autograd. Upstream may load an encoder in another dtype.
+        # Copies: a tensor of inference mode cannot enter autograd. Upstream may load an encoder in
+        # another dtype.
         dtype = getattr(torch, self._config.rollout.dtype)
         return {
             name: tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
