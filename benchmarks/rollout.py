@@ -131,7 +131,7 @@ def random_adapter(config, family, device: torch.device) -> dict[str, Tensor]:
     with torch.device("meta"):
         settings = QwenImageTransformer2DModel.load_config(config.model.path, subfolder="transformer")
         transformer = QwenImageTransformer2DModel.from_config(settings)
-        add_lora(transformer, config.actor.lora, family.lora_targets, torch.float32, seed=0)
+        add_lora(transformer, config.actor.lora, family.spec.lora_targets, torch.float32, seed=0)
     slots = lora_parameters(transformer)
     return {name: (0.01 * torch.randn(slot.shape, device=device)).bfloat16() for name, slot in slots.items()}
 

@@ -24,7 +24,7 @@ class Trained:
     def __init__(self, config):
         family = QwenImage(config.model)
         transformer = family.load_transformer(torch.float32)
-        add_lora(transformer, config.actor.lora, family.lora_targets, torch.float32, config.seed)
+        add_lora(transformer, config.actor.lora, family.spec.lora_targets, torch.float32, config.seed)
         fill_adapter(transformer, seed=3)
         self.state = {name: parameter.detach() for name, parameter in lora_parameters(transformer).items()}
 
@@ -79,7 +79,7 @@ def test_what_was_collected_outlives_the_actors_memory(config):
 
 
 def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_prompts, tmp_path):
-    targets = [target for target in QwenImage.lora_targets if target != "to_q"]
+    targets = [target for target in QwenImage.spec.lora_targets if target != "to_q"]
     other = make_config(
         tiny_model,
         tiny_prompts,

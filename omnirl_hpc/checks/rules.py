@@ -21,9 +21,8 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.models.spec import find_spec
 
-IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
-MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
@@ -86,12 +85,27 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
 
 
 def image_size_fits(config: Config, world_size: int) -> None:
+    multiple = find_spec(config.model.family).pixel_multiple
     for key, value in {"model.height": config.model.height, "model.width": config.model.width}.items():
+        nearest = max(multiple, round(value / multiple) * multiple)
         require(
-            value > 0 and value % IMAGE_MULTIPLE == 0,
-            f"{key}={value} must be a multiple of {IMAGE_MULTIPLE}; "
-            f"the nearest is {max(IMAGE_MULTIPLE, round(value / IMAGE_MULTIPLE) * IMAGE_MULTIPLE)}",
+            value > 0 and value % multiple == 0,
+            f"{key}={value} must be a multiple of {multiple}; the nearest is {nearest}",
         )
+
+
+def frames_fit(config: Config, world_size: int) -> None:
+    spec, frames, fps = find_spec(config.model.family), config.model.frames, config.model.fps
+    step = spec.frame_step
+    if step is None:
+        require(frames == 1, f"model.frames={frames} must be 1: {spec.title} makes images")
+        return
+    nearest = max(1, round((frames - 1) / step)) * step + 1
+    require(
+        frames > 1 and (frames - 1) % step == 0,
+        f"model.frames={frames} must be a multiple of {step} and one more; the nearest is {nearest}",
+    )
+    require(fps > 0, f"model.fps={fps} must be greater than 0")
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
@@ -107,11 +121,20 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("actor.dtype", config.actor.dtype, DTYPES)
     one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
     one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
-    one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
+    one_of("actor.cfg", config.actor.cfg, ("sequential", "batched", None))
 
 
 def model_is_known(config: Config, world_size: int) -> None:
     require_class("model", "model.family", config.model.family)
+
+
+def engine_runs_the_family(config: Config, world_size: int) -> None:
+    spec = find_spec(config.model.family)
+    require(
+        config.rollout.engine in spec.numerics,
+        f"rollout.engine={config.rollout.engine} does not run model.family={config.model.family}: choose "
+        f"{' or '.join(f'rollout={engine}' for engine in spec.numerics)}",
+    )
 
 
 def algorithm_is_known(config: Config, world_size: int) -> None:
@@ -129,9 +152,10 @@ def text_lengths_ascend(config: Config, world_size: int) -> None:
         bool(lengths) and lengths[0] > 0 and all(a < b for a, b in zip(lengths, lengths[1:])),
         f"data.text_lengths={lengths} must be positive token counts in ascending order",
     )
+    spec = find_spec(config.model.family)
     require(
-        lengths[-1] <= MAX_TEXT_TOKENS,
-        f"data.text_lengths={lengths}: pipelines take at most {MAX_TEXT_TOKENS} tokens",
+        spec.text_width is not None or lengths[-1] <= spec.max_text_tokens,
+        f"data.text_lengths={lengths}: {spec.title} takes at most {spec.max_text_tokens} tokens",
     )
 
 
@@ -268,10 +292,10 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
         f"rollout.attention={rollout.attention} has no fp32 kernels: "
         "set rollout.dtype=bfloat16 or rollout.attention=sdpa",
     )
-    tokens, degree = (
-        config.model.height // IMAGE_MULTIPLE * (config.model.width // IMAGE_MULTIPLE),
-        rollout.ulysses_degree,
-    )
+    degree = rollout.ulysses_degree
+    if degree == 1:
+        return
+    tokens = find_spec(config.model.family).latent_tokens(config.model)
     require(
         tokens % degree == 0,
         f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x "
@@ -381,9 +405,11 @@ def attention_heads_divide(config: Config, world_size: int) -> None:
 RULES = (
     counts_are_positive,
     counts_are_not_negative,
-    image_size_fits,
-    choices_are_known,
     model_is_known,
+    image_size_fits,
+    frames_fit,
+    choices_are_known,
+    engine_runs_the_family,
     algorithm_is_known,
     rewards_are_known,
     text_lengths_ascend,

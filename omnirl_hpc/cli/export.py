@@ -136,7 +136,9 @@ def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
     family, transformer = load_base(config)
     from omnirl_hpc.models.lora import merge_lora
 
-    merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
+    merge_lora(
+        transformer, config.actor.lora, config.actor.lora.target_modules or family.spec.lora_targets, lora
+    )
     transformer.save_pretrained(out)
     follow_umask(out)
 

@@ -25,6 +25,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -48,8 +49,8 @@ Every key with its type, default and meaning: {schema}
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks;
-    rank 0 speaks first.
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks
+    first.
     """
     if "-h" in overrides or "--help" in overrides:
         print(usage())
@@ -227,6 +228,7 @@ ENDINGS = {
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
     sampling, actor = config.sampling, config.actor
+    guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
     window = sampling.window
     images = config.data.prompts_per_step * config.data.samples_per_prompt
     return {
@@ -239,14 +241,12 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         f"micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
-        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} "
-        "(the kernels that run are named in the first step)",
-        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, "
-        f"{sampling.num_inference_steps} steps, CFG {sampling.true_cfg_scale}, "
-        f"window {window.size} per {window.per}",
-        "algorithm": f"{config.algorithm.name}, "
-        f"old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
+        f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
+        "are named in the first step)",
+        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
+        f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
+        "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
         "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
         "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples "
         f"= {images} images, {actor.updates_per_step} update(s)",

@@ -38,6 +38,7 @@ class SampleIdentity:
         return (self.seed, purpose, self.step, self.prompt_id, self.sample, *place)
 
 
+@dataclass
 class Batched:
     """A dataclass whose fields hold B rows each: tensors [B, …], lists, dictionaries of tensors, other
     Batched, or None; a plain number holds for all rows.
