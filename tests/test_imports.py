@@ -154,7 +154,10 @@ def test_optional_packages_stay_where_they_belong(name):
     ids=lambda names: names[0],
 )
 def test_is_imported_without_torch(names):
-    program = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'diffusers', 'transformers'}} & set(sys.modules)))"
+    program = (
+        f"import sys, {', '.join(names)}; "
+        "print(sorted({'torch', 'diffusers', 'transformers'} & set(sys.modules)))"
+    )
     environ = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *sys.path])}
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ

@@ -92,7 +92,8 @@ def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_pr
         sync(config, engine)
     assert str(error.value) == (
         "LoRA version 1: the actor trains 24 modules, the engine has bound 22; "
-        "only in the actor: transformer_blocks.0.attn.to_q, transformer_blocks.1.attn.to_q; only in the engine: none"
+        "only in the actor: transformer_blocks.0.attn.to_q, transformer_blocks.1.attn.to_q; "
+        "only in the engine: none"
     )
 
 
@@ -103,7 +104,9 @@ def test_an_engine_with_a_module_more_stops_the_run(config, engine):
     }
     with pytest.raises(
         SyncError,
-        match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more",
+        match=(
+            "trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"
+        ),
     ):
         deliver_lora(engine, collect_lora(actor, getattr(torch, config.rollout.dtype)), version=1)
 

@@ -168,7 +168,8 @@ def noise_level_fits_transition(config: Config, world_size: int) -> None:
     eta, kind = config.sampling.noise_level, config.sampling.transition
     require(
         eta > 0,
-        f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to train",
+        f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to "
+        "train",
     )
     require(
         kind != "cps" or eta <= 1,
@@ -186,8 +187,8 @@ def window_fits_schedule(config: Config, world_size: int) -> None:
     last = steps - 1 if window.last is None else window.last
     require(
         0 <= window.first < last <= steps - 1,
-        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < last <= "
-        f"sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
+        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < "
+        f"last <= sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
     )
     size = last - window.first if window.size is None else window.size
     require(
@@ -227,24 +228,25 @@ def algorithm_fits(config: Config, world_size: int) -> None:
     )
     require(
         "reference" not in algorithm.policies or config.actor.train != "full",
-        f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its adapter, and "
-        "actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, or actor.train=lora",
+        f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its "
+        "adapter, and actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, "
+        "or actor.train=lora",
     )
     layout = make_layout(config, rank=0, world_size=world_size)
     updates = config.actor.updates_per_step
     units = config.data.prompts_per_step // layout.num_replicas // updates * algorithm.units_per_prompt
     require(
         units % layout.replica_size == 0,
-        f"the {units} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
-        "change data.samples_per_prompt or actor.updates_per_step",
+        f"the {units} samples of an update cannot be split over the {layout.replica_size} ranks of a "
+        "replica: change data.samples_per_prompt or actor.updates_per_step",
     )
     share, micro = units // layout.replica_size, config.actor.micro_batch_size
     what = "samples" if algorithm.source == "rollout" else "pairs"
     require(
         share % micro == 0,
         f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
-        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table count "
-        f"once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
+        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table "
+        f"count once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
     )
 
 
@@ -253,8 +255,8 @@ def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
     size = rollout.tensor_parallel_size * rollout.ulysses_degree * rollout.cfg_parallel_size
     require(
         rollout.engine != "diffusers" or size == 1,
-        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree and "
-        "rollout.cfg_parallel_size to 1",
+        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree "
+        "and rollout.cfg_parallel_size to 1",
     )
 
 
@@ -282,12 +284,13 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     )
     require(
         rollout.cfg_parallel_size == 1 or config.sampling.true_cfg_scale > 1,
-        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale above 1 or "
-        "rollout.cfg_parallel_size=1",
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale "
+        "above 1 or rollout.cfg_parallel_size=1",
     )
     require(
         rollout.attention == "sdpa" or rollout.dtype != "float32",
-        f"rollout.attention={rollout.attention} has no fp32 kernels: set rollout.dtype=bfloat16 or rollout.attention=sdpa",
+        f"rollout.attention={rollout.attention} has no fp32 kernels: "
+        "set rollout.dtype=bfloat16 or rollout.attention=sdpa",
     )
     degree = rollout.ulysses_degree
     if degree == 1:
@@ -295,8 +298,8 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     tokens = find_spec(config.model.family).latent_tokens(config.model)
     require(
         tokens % degree == 0,
-        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x {config.model.width} "
-        "image; the engine would attend over padding",
+        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x "
+        f"{config.model.width} image; the engine would attend over padding",
     )
 
 
@@ -343,7 +346,8 @@ def full_training_is_possible(config: Config, world_size: int) -> None:
     ):
         require(
             value == off,
-            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, or actor.train=lora",
+            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, "
+            "or actor.train=lora",
         )
 
 
@@ -372,14 +376,15 @@ def evaluation_is_possible(config: Config, world_size: int) -> None:
     layout = make_layout(config, rank=0, world_size=world_size)
     require(
         evaluation.num_prompts % layout.num_replicas == 0,
-        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
-        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} "
+        f"rollout replicas ({world_size} ranks): use a multiple of {layout.num_replicas}",
     )
     samples = evaluation.num_prompts // layout.num_replicas * evaluation.samples_per_prompt
     require(
         samples % layout.replica_size == 0,
-        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
-        f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
+        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / "
+        f"replicas) cannot be split over its {layout.replica_size} ranks: "
+        "change evaluation.samples_per_prompt",
     )
 
 
@@ -392,8 +397,8 @@ def attention_heads_divide(config: Config, world_size: int) -> None:
     heads = json.loads(transformer.read_text()).get("num_attention_heads")
     require(
         heads is None or heads % ranks == 0,
-        f"the {heads} attention heads of model.path={config.model.path} cannot be split over rollout.tensor_parallel_size x "
-        f"rollout.ulysses_degree = {ranks} ranks",
+        f"the {heads} attention heads of model.path={config.model.path} cannot be split over "
+        f"rollout.tensor_parallel_size x rollout.ulysses_degree = {ranks} ranks",
     )
 
 

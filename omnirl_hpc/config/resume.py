@@ -65,7 +65,8 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str, unused: Seque
     ]
     if different:
         raise ConfigError(
-            f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, or another run_dir"
+            f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, "
+            "or another run_dir"
         )
 
 
@@ -78,7 +79,9 @@ def _may_change(key: str) -> bool:
 
 
 def _defaults(settings: dict[str, Any], unused: Sequence[str]) -> dict[str, Any]:
-    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings` names."""
+    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings`
+    names.
+    """
     defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config)))
     for key, name in settings.items():
         group, _, last = key.rpartition(".")

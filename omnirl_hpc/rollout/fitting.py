@@ -38,12 +38,13 @@ def fit_micro_batch_size(
             return size
         if size == 1:
             raise EngineError(
-                "not even one sample at a time fits into the GPU's memory: use smaller images or a larger replica"
+                "not even one sample at a time fits into the GPU's memory: "
+                "use smaller images or a larger replica"
             )
         if not may_shrink:
             raise EngineError(
-                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict does not change it: "
-                f"set {size // 2}"
+                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict "
+                f"does not change it: set {size // 2}"
             )
         engine.micro_batch_size = size // 2
         log.warning(

@@ -25,8 +25,8 @@ def make_requests(
     groups: Sequence[Group],
     window: WindowConfig | None,
 ) -> list[SampleRequest]:
-    """One request for each sample of the replica's groups, group after group. window: where the stochastic steps
-    may be; None: there are none.
+    """One request for each sample of the replica's groups, group after group. window: where the stochastic
+    steps may be; None: there are none.
 
     `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the
     same.

@@ -55,8 +55,8 @@ class Encoders:
         model = self._family.config
         if image.size != (model.width, model.height):
             raise DataError(
-                f"{file}: an image of {image.height} x {image.width} pixels, and model.height x model.width = "
-                f"{model.height} x {model.width}"
+                f"{file}: an image of {image.height} x {image.width} pixels, and model.height x model.width "
+                f"= {model.height} x {model.width}"
             )
         frames = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None, None].to(self._device)
         streams = self._family.encode_media(self._pipeline, Media(frames=frames))

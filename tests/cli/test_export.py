@@ -161,9 +161,9 @@ def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
     )
     main(["export", str(run), str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert (
-        said
-        == f"wrote the adapter of the policy current after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+    assert said == (
+        f"wrote the adapter of the policy current after {step or before} steps: "
+        f"pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
     )
     exported, saved = (
         load_adapter(tmp_path / "out"),

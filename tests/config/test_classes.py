@@ -185,7 +185,8 @@ def said(*overrides: str) -> str:
         ("reward=mine:Abstract", "reward=mine:Abstract: Abstract does not define score"),
         (
             "reward=mine:Untyped",
-            "reward=mine:Untyped: its Settings must be a dataclass that derives from omnirl_hpc.config.schema.RewardPartConfig",
+            "reward=mine:Untyped: its Settings must be a dataclass that derives from "
+            "omnirl_hpc.config.schema.RewardPartConfig",
         ),
         (
             "reward=mine:Odd",
@@ -235,8 +236,10 @@ def test_a_reward_that_was_not_chosen_has_no_settings():
 
 def test_without_the_algorithm_torch_is_not_imported():
     program = (
-        "import sys; from omnirl_hpc.config.load import load_config; from omnirl_hpc.checks.rules import rewards_are_known;"
-        f"config = load_config({[*NEEDED, 'reward=ocr']}, unused=['algorithm']).config; rewards_are_known(config, 1);"
+        "import sys; from omnirl_hpc.config.load import load_config; "
+        "from omnirl_hpc.checks.rules import rewards_are_known;"
+        f"config = load_config({[*NEEDED, 'reward=ocr']}, unused=['algorithm']).config; "
+        "rewards_are_known(config, 1);"
         "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"
     )
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}

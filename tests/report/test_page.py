@@ -112,7 +112,9 @@ def test_a_prompt_cannot_break_the_page(finished_run, tmp_path):
     ],
 )
 def test_states_of_a_run(finished_run, tmp_path, state, images, said):
-    """Torn: the images of the first step are half there, as are the last line of metrics and the last sample."""
+    """Torn: the images of the first step are half there, as are the last line of metrics and the last
+    sample.
+    """
     page = page_of(make_state(state, finished_run, tmp_path), tmp_path)
     assert page.tags.count("img") == images
     assert said in " ".join(page.words)

@@ -1,5 +1,5 @@
-"""Algorithms that are no policy gradients, as whole strict runs on two ranks: stopped in mid-step and resumed they are,
-to the bit, the run that was never stopped.
+"""Algorithms that are no policy gradients, as whole strict runs on two ranks: stopped in mid-step and resumed
+they are, to the bit, the run that was never stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ STRICT = ("determinism=strict", "steps=4", "checkpoint.every=2", "checkpoint.kee
 
 
 def straight_and_stopped(program: Program, folder: Path, *overrides: str) -> Path:
-    """The folder of the straight run, after its comparison with one that was stopped between two updates of a step that
-    no checkpoint precedes directly.
+    """The folder of the straight run, after its comparison with one that was stopped between two updates of a
+    step that no checkpoint precedes directly.
     """
     straight, stopped = folder / "straight", folder / "stopped"
     program.finish(straight, *STRICT, *overrides)
@@ -42,7 +42,9 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
 
 
 def test_diffusion_nft(tiny_model, tiny_prompts, tmp_path):
-    """The old policy lags behind the current one, by its own schedule, and comes back when the run goes on."""
+    """The old policy lags behind the current one, by its own schedule,
+    and comes back when the run goes on.
+    """
     program = Program(tiny_model, tiny_prompts, tmp_path, recipe="diffusionnft_tiny")
     run = straight_and_stopped(program, tmp_path, "algorithm.old_decay=delayed", "algorithm.old_every=2")
     metrics = lines(run / "metrics.jsonl")

@@ -39,7 +39,8 @@ def make_worker(config: Config, driver: VllmOmniDriver, layout: Layout, device: 
     rollout = config.rollout
     if device.type == "cpu" and (rollout.compile or rollout.attention != "sdpa"):
         raise ConfigError(
-            "rollout.compile=true and rollout.attention other than sdpa need a GPU: set rollout.compile=false rollout.attention=sdpa"
+            "rollout.compile=true and rollout.attention other than sdpa need a GPU: "
+            "set rollout.compile=false rollout.attention=sdpa"
         )
     od_config = OmniDiffusionConfig(
         model=config.model.path,
@@ -92,7 +93,8 @@ def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:
         kernels = getattr(fa.flash_attn_func, "__module__", "none")
         if kernels.split(".")[0] not in modules:
             raise EngineError(
-                f"rollout.attention={rollout.attention} was asked for, vllm-omni takes its kernels from {kernels}"
+                f"rollout.attention={rollout.attention} was asked for, "
+                f"vllm-omni takes its kernels from {kernels}"
             )
     forwards = (getattr(module, "_omni_original_forward", module.forward) for module in transformer.modules())
     if rollout.compile and not any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards):

@@ -53,9 +53,11 @@ class EngineLora(ABC):
         are left out.
         """
 
+    @abstractmethod
     def weights_restored(self) -> None:
         """The base weights were brought back from the host."""
 
+    @abstractmethod
     def prepare(self) -> None:
         """Called before the engine computes."""
 
@@ -118,6 +120,12 @@ class AdapterLora(EngineLora):
                 unscaled = torch.where(b == sent * self._scale, sent, unscaled)
             found |= {module + A: a, module + B: unscaled}
         return found
+
+    def weights_restored(self) -> None:
+        """The adapter is beside the base weights, and stays."""
+
+    def prepare(self) -> None:
+        """The layers add the adapter by themselves."""
 
 
 class MergedLora(EngineLora):
