@@ -18,6 +18,7 @@ from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, standard_normal
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.cli.run_states import make_state
 from tests.helpers import fill_adapter
 
@@ -115,7 +116,7 @@ def test_plain_diffusers_makes_the_images_of_evaluate(
     pipeline.load_lora_weights(load_file(tmp_path / "out/pytorch_lora_weights.safetensors"))
     assert torch.equal(plain_latents(pipeline, prompts), plain)
     assert (plain - latents["base"]).abs().max() > 0.1  # the adapter matters
-    images = QwenImage.decode(_family(tiny_model), pipeline.vae, plain)
+    images = QwenImage.decode(_family(tiny_model), pipeline, {LATENTS: plain}).frames[:, 0]
     for image, name in zip(images, ("0000_00.png", "0001_00.png")):
         saved = np.asarray(Image.open(folder / "step_000003" / policy / name)).astype(int)
         assert (

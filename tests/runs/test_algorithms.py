@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.report.records import RunRecords, describe_rewards
 from tests.runs.program import Program, assert_same_run, lines
 from tests.sources.cases import write_images
 
@@ -61,6 +62,7 @@ def test_dpo(tiny_model, tmp_path):
     """Pairs of images; nothing is generated, and no reward is asked."""
     program = Program(tiny_model, write_images(tmp_path / "pairs.parquet"), tmp_path, recipe="dpo_tiny")
     run = straight_and_stopped(program, tmp_path, "algorithm.beta=2000")
+    assert describe_rewards(RunRecords.read(run)) == "no reward"
     metrics = lines(run / "metrics.jsonl")
     assert not any(name.startswith(("reward/", "sync/", "ratio/")) for name in metrics[0])
     assert all(step["time/rollout"] == 0 and step["grad_norm"] > 0 for step in metrics)
