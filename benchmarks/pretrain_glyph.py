@@ -43,7 +43,6 @@ from benchmarks.glyph_images import (
     paint,
     random_word,
 )
-from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.data.glyph_words import HELD_OUT, PROMPT, TRAINING
 from omnirl_hpc.models.qwen_image.family import PROMPT_TEMPLATE, TEMPLATE_START
 from omnirl_hpc.models.qwen_image.glyph import (
@@ -56,7 +55,7 @@ from omnirl_hpc.models.qwen_image.glyph import (
     pack,
 )
 from omnirl_hpc.models.qwen_image.tiny import SCHEDULER, byte_tokenizer
-from omnirl_hpc.rewards.ocr import Ocr, similarity
+from omnirl_hpc.rewards.ocr import Ocr, OcrConfig, similarity
 from omnirl_hpc.sampling.schedule import make_schedule
 
 # glyph-large is for studies on GPUs and not shipped.

@@ -1,4 +1,6 @@
-"""determinism=strict: two runs of the same recipe on the same layout are equal to the bit, and can prove it."""
+"""determinism=strict: two runs of the same recipe on the same layout are equal to the bit,
+and can prove it.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ def page_locked(nbytes: int, device: torch.device) -> Tensor:
         status = int(torch.cuda.cudart().cudaHostRegister(region.data_ptr(), nbytes, 0))
         if status:
             raise OmniRLError(
-                f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): see ulimit -l"
+                f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): "
+                "see ulimit -l"
             )
     return region
 

@@ -151,7 +151,9 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Around every write to the folder. Raises LockLostError where the run has lost it, or OutputError."""
+        """Around every write to the folder. Raises LockLostError where the run has lost it,
+        or OutputError.
+        """
         with writing(path):
             self.require_lock()
             yield

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import AbstractSet, Any, Protocol
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor

@@ -1,4 +1,6 @@
-"""The training loop. `Trainer.train_step` is the algorithm, top to bottom; every line a call into one room."""
+"""The training loop. `Trainer.train_step` is the algorithm, top to bottom;
+every line a call into one room.
+"""
 
 from __future__ import annotations
 

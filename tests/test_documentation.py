@@ -1,4 +1,4 @@
-"""README and docs/ say what is there: links, files, commands and settings exist, the drawing of rooms is the code's."""
+"""What README and docs/ name exists: links, files, commands, settings; rooms are drawn as they are."""
 
 from __future__ import annotations
 

@@ -100,6 +100,6 @@ def test_weights_that_only_one_side_has_are_named(config, engine):
     with pytest.raises(SyncError) as error:
         sync(config, engine, weights)
     assert str(error.value) == (
-        "weights version 1: the actor trains 77 weights, the engine has bound 77; only in the actor: nothing.weight; "
-        "only in the engine: img_in.weight"
+        "weights version 1: the actor trains 77 weights, the engine has bound 77; only in the actor: "
+        "nothing.weight; only in the engine: img_in.weight"
     )

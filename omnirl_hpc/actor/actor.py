@@ -70,7 +70,9 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember what is trained, optimizer and schedule in host memory, between two steps; asleep or not."""
+        """Remember what is trained, optimizer and schedule in host memory, between two steps;
+        asleep or not.
+        """
 
     def rollback(self) -> None:
         """Undo everything since `keep`. Raises RuntimeError where a `sleep` after an update has

@@ -32,8 +32,8 @@ def recompute_old_log_probs(
     metrics: Accumulator,
     check_stop: Callable[[], None],
 ) -> list[Tensor]:
-    """What the actor makes of each point before its first update: [B] log-probabilities. `check_stop` is called
-    before each point.
+    """What the actor makes of each point before its first update: [B] log-probabilities. `check_stop` is
+    called before each point.
 
     Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with
     its own forward pass.
@@ -88,14 +88,14 @@ def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
         raise MismatchError(
-            f"before the first update, the actor's log-probabilities differ from the engine's by up to {gap:.3g}, "
-            f"more than rollout.max_log_prob_gap={limit}: the two do not compute the same policy"
+            "before the first update, the actor's log-probabilities differ from the engine's by up to "
+            f"{gap:.3g}, more than rollout.max_log_prob_gap={limit}: the two do not compute the same policy"
         )
     if gap > algorithm.tolerated_gap:
         log.warning(
-            "the engine's log-probabilities differ from the actor's by up to %.3g, more than the clip range %.3g: "
-            "with algorithm.old_log_prob=rollout such samples are clipped before anything is learned; recompute "
-            "avoids it",
+            "the engine's log-probabilities differ from the actor's by up to %.3g, more than the clip range "
+            "%.3g: with algorithm.old_log_prob=rollout such samples are clipped before anything is learned; "
+            "recompute avoids it",
             gap,
             algorithm.tolerated_gap,
         )

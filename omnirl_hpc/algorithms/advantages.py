@@ -41,7 +41,9 @@ def advantages(
 
 
 def zero_std_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> int:
-    """The number of groups that teach nothing, because all valid rewards in them are equal or none is valid."""
+    """The number of groups that teach nothing, because all valid rewards in them are equal or none is
+    valid.
+    """
     count = 0
     for group in torch.unique(group_ids):
         inside = rewards[(group_ids == group) & mask]

@@ -93,13 +93,15 @@ class Algorithm(ABC, Generic[Point]):
         """How many training points a unit has: for the planner."""
 
     def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
-        """[N] rewards of a whole step -> [N] advantages; mask False: no valid reward. For generated samples."""
+        """[N] rewards of a whole step -> [N] advantages; mask False: no valid reward.
+        For generated samples.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no use for rewards")
 
     @abstractmethod
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[Point]:
-        """Where the model is evaluated for a micro-batch, one place after the other: a point is made when it is
-        asked for, and may be asked for again. Random draws are by the identity of a unit.
+        """Where the model is evaluated for a micro-batch, one place after the other: a point is made when it
+        is asked for, and may be asked for again. Random draws are by the identity of a unit.
 
         schedules: of each stream, as the engine samples with them.
         """

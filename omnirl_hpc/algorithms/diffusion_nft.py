@@ -97,8 +97,8 @@ class DiffusionNFT(Algorithm):
         scale = config.sampling.true_cfg_scale
         require(
             scale == 1,
-            f"sampling.true_cfg_scale={scale}: algorithm.name=diffusion_nft learns what is sampled without guidance: "
-            "set it to 1",
+            f"sampling.true_cfg_scale={scale}: algorithm.name=diffusion_nft learns what is sampled without "
+            "guidance: set it to 1",
         )
         self.policies = with_reference((CURRENT, OLD), self.settings.kl_coef)
 

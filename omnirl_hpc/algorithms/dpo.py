@@ -41,8 +41,8 @@ class DPOConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PairPoint(TrainingPoint):
-    """Both samples of each pair, noised by the same noise to the same level: first all that are preferred, then
-    the others.
+    """Both samples of each pair, noised by the same noise to the same level: first all that are preferred,
+    then the others.
     """
 
     target: Streams  # [2 U, …] fp32, the velocity that leads from x0 to the noise

@@ -80,9 +80,9 @@ class CheckpointContent:
 class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
-    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
-    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once there
-    is a whole checkpoint, and not before.
+    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run
+    has lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once
+    there is a whole checkpoint, and not before.
     """
 
     def __init__(

@@ -34,7 +34,9 @@ def check_prompts(config: Config) -> None:
 
 
 def check_pairs(config: Config) -> None:
-    """Raise DataError for a table without the pairs that the algorithm needs. Imports the algorithm's file."""
+    """Raise DataError for a table without the pairs that the algorithm needs.
+    Imports the algorithm's file.
+    """
     if find_class("algorithm", config.algorithm.name).source == "preferences":
         PreferenceTable(config.data.prompts)
 

@@ -20,13 +20,15 @@ from omnirl_hpc.rollout.vllm_omni import versions
 
 USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
 
-Alone, it says what is installed and whether it goes together. Started as a run is started, with the run's settings, it tests
+Alone, it says what is installed and whether it goes together. Started as a run is started, with the run's \
+settings, it tests
 the nodes for that run in seconds; `train` does the same by itself before it loads weights:
 
   srun omnirl-hpc doctor recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
   torchrun --nproc-per-node 4 -m omnirl_hpc doctor …
 
-What is not given is not checked. Ranks that do not arrive within 60 s are named (timeout_seconds=… for another time).
+What is not given is not checked. Ranks that do not arrive within 60 s are named \
+(timeout_seconds=… for another time).
 Exit code 0: all is well, or there are warnings; 1: a check failed; 2: a setting is wrong.
 """
 

@@ -34,9 +34,9 @@ from omnirl_hpc.run_directory import RunDirectory
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc evaluate",
-        description="Images of fixed prompts by the base model and with an adapter, side by side and scored: a table, a picture "
-        "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be "
-        "used while the run "
+        description="Images of fixed prompts by the base model and with an adapter, side by side and scored: "
+        "a table, a picture and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on "
+        "several. May be used while the run "
         "goes on.",
     )
     parser.add_argument(

@@ -25,6 +25,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -34,8 +35,10 @@ log = logging.getLogger(__name__)
 
 USAGE = """usage: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
-Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). The same command goes on with
-a run that was stopped. Settings are Hydra overrides: steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
+Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). \
+The same command goes on with
+a run that was stopped. Settings are Hydra overrides: \
+steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
 them too, the command line wins. run_dir/config.yaml holds what came of it.
 
 Choices, one file each in {configs}:
@@ -46,7 +49,9 @@ Every key with its type, default and meaning: {schema}
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks
+    first.
+    """
     if "-h" in overrides or "--help" in overrides:
         print(usage())
         return
@@ -119,8 +124,8 @@ def find_deadline(stop_before: float, identity: Identity) -> float | None:
     left = end - time.time()
     if stop_before >= left:
         raise ConfigError(
-            f"stop_before={stop_before:g}, and the job ends in {left:.0f} s, which leaves no time to train: choose a longer "
-            "--time or a smaller stop_before"
+            f"stop_before={stop_before:g}, and the job ends in {left:.0f} s, which leaves no time to train: "
+            "choose a longer --time or a smaller stop_before"
         )
     return end - stop_before
 
@@ -211,14 +216,19 @@ def write_last_words(run_directory: RunDirectory) -> None:
 ENDINGS = {
     StopReason.NONE: "done: results are in {run_dir}",
     StopReason.USER: "stopped: everything is saved in {run_dir}; the same command goes on from there",
-    StopReason.TERM: "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there",
-    StopReason.REQUEUE: "stopped for the system: everything is saved in {run_dir}; the same command goes on from there",
+    StopReason.TERM: (
+        "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there"
+    ),
+    StopReason.REQUEUE: (
+        "stopped for the system: everything is saved in {run_dir}; the same command goes on from there"
+    ),
 }
 
 
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
     sampling, actor = config.sampling, config.actor
+    guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
     window = sampling.window
     images = config.data.prompts_per_step * config.data.samples_per_prompt
     return {
@@ -227,18 +237,19 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "layout": layout.describe(),
         "residency": config.residency,
         "determinism": config.determinism,
-        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
+        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, "
+        f"micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
-        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
         "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
         "are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
         f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
         "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
-        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
-        f"{actor.updates_per_step} update(s)",
+        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples "
+        f"= {images} images, {actor.updates_per_step} update(s)",
     }
 
 

@@ -63,7 +63,8 @@ def find_class(group: str, name: str) -> type:
         module_name, _, class_name = name.partition(":")
         if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
             raise ConfigError(
-                f"{group}={name}: a class of your own is written as module:Class, such as my_package.my_module:MyClass"
+                f"{group}={name}: a class of your own is written as module:Class, "
+                "such as my_package.my_module:MyClass"
             )
         found = getattr(_import(group, name, module_name), class_name, None)
         if not inspect.isclass(found):
@@ -94,7 +95,8 @@ def settings_class(group: str, name: str) -> type:
     found, base = find_class(group, name).Settings, BASE_SETTINGS[group]
     if not (is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
-            f"{group}={name}: its Settings must be a dataclass that derives from {base.__module__}.{base.__name__}"
+            f"{group}={name}: its Settings must be a dataclass that derives from "
+            f"{base.__module__}.{base.__name__}"
         )
     return found
 
@@ -102,7 +104,8 @@ def settings_class(group: str, name: str) -> type:
 def _class_in_file(group: str, name: str) -> type:
     if name not in built_in(group):
         raise ConfigError(
-            f"{group}={name} is not known; it must be one of: {', '.join(built_in(group))}, or your own as module:Class"
+            f"{group}={name} is not known; it must be one of: {', '.join(built_in(group))}, "
+            "or your own as module:Class"
         )
     module = _import(group, name, MODULES[group].format(name))
     own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
@@ -123,7 +126,8 @@ def _import(group: str, path: str, module_name: str):
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{group}={path}: there is no module {error.name} on Python's path or in the working directory {os.getcwd()}"
+                f"{group}={path}: there is no module {error.name} on Python's path or in the working "
+                f"directory {os.getcwd()}"
             ) from None
         raise ConfigError(
             f"{group}={path}: {module_name} needs {error.name}, which is not installed"
@@ -132,5 +136,8 @@ def _import(group: str, path: str, module_name: str):
         raise ConfigError(f"{group}={path} cannot be imported: SyntaxError: {error}") from None
     except (Exception, SystemExit) as error:  # a module of the user's own, which may do anything
         place = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})"
+        said = (
+            f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, "
+            f"line {place.lineno})"
+        )
         raise ConfigError(f"{group}={path} cannot be imported: {said}") from None

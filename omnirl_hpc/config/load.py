@@ -101,7 +101,8 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(
-                f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE"
+                f"{override}: the run has chosen its {key}; only values can be changed, "
+                f"such as {key}.KEY=VALUE"
             )
     classes = [("model", saved.get("model", {}).get("family", "")), ("algorithm", saved["algorithm"]["name"])]
     classes += [("reward", part["name"]) for part in saved["reward"]["parts"].values()]
@@ -163,7 +164,9 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
 
 
 def _of_a_class(override: str) -> str:
-    """Hydra composes the settings of classes without their types: it may then add what a file does not name."""
+    """Hydra composes the settings of classes without their types:
+    it may then add what a file does not name.
+    """
     return f"++{override}" if override.startswith(OF_A_CLASS) else override
 
 
@@ -202,12 +205,15 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
             parts = [str(choice).rpartition(":")[2] for choice in override.value()]
             if twice := sorted({part for part in parts if parts.count(part) > 1}):
                 raise ConfigError(
-                    f"reward={override.value()} has several parts named {', '.join(twice)}: one of each name can be used"
+                    f"reward={override.value()} has several parts named {', '.join(twice)}: "
+                    "one of each name can be used"
                 )
 
 
 def valid_keys() -> list[str]:
-    """Every key that holds a value, in dotted form, for suggestions; an algorithm's own are not among them."""
+    """Every key that holds a value, in dotted form, for suggestions;
+    an algorithm's own are not among them.
+    """
     keys = _keys(OmegaConf.structured(Config))
     for name in built_in("reward"):
         keys += _keys(OmegaConf.structured(settings_class("reward", name)), f"reward.parts.{name}.")
@@ -272,7 +278,10 @@ def _how_to_write(override: str) -> str:
     if value.startswith("~"):
         return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
     if value and value[0] not in "[{" and not key.startswith("-"):
-        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: {shlex.quote(setting(key, value))}"
+        return (
+            "accented letters and any of ()[]{}=,:;#&~ need quotes that the shell leaves: "
+            f"{shlex.quote(setting(key, value))}"
+        )
     return "settings are written as key=value, in Hydra's syntax"
 
 
@@ -296,8 +305,8 @@ def explain(error: HydraException) -> str:
         return f"{group}={choice} is not known; it must be one of: {known}"
     if several := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
         return (
-            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc sweep, and other commas "
-            "need quotes that the shell leaves: 'key=\"a,b\"'"
+            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc "
+            "sweep, and other commas need quotes that the shell leaves: 'key=\"a,b\"'"
         )
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
     file = re.match(

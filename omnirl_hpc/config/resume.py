@@ -39,6 +39,10 @@ MAY_CHANGE = (
 )
 
 
+# Values that mean the same: how guidance is computed was written out before families said what engines do.
+SAME = {"actor.cfg": {None, "sequential"}}
+
+
 def check_same_run(saved_yaml: str, current_yaml: str, where: str, unused: Sequence[str] = ()) -> None:
     """Raise ConfigError naming every setting in which a command differs from the run it would go on with.
 
@@ -57,12 +61,17 @@ def check_same_run(saved_yaml: str, current_yaml: str, where: str, unused: Seque
     different = [
         f"{key}={_show(current.get(key))} (the run has {_show(saved.get(key))})"
         for key in sorted(saved.keys() | current.keys())
-        if saved.get(key) != current.get(key) and not _may_change(key)
+        if not _may_change(key) and not _means_the_same(key, saved.get(key), current.get(key))
     ]
     if different:
         raise ConfigError(
-            f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, or another run_dir"
+            f"run_dir={where} holds a run with other settings: {'; '.join(different)}. Take its settings, "
+            "or another run_dir"
         )
+
+
+def _means_the_same(key: str, saved: Any, current: Any) -> bool:
+    return saved == current or (key in SAME and {saved, current} <= SAME[key])
 
 
 def _may_change(key: str) -> bool:
@@ -70,7 +79,9 @@ def _may_change(key: str) -> bool:
 
 
 def _defaults(settings: dict[str, Any], unused: Sequence[str]) -> dict[str, Any]:
-    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings` names."""
+    """The defaults of all settings but a user's own, for the algorithm and the rewards that `settings`
+    names.
+    """
     defaults = flatten(OmegaConf.to_container(OmegaConf.structured(Config)))
     for key, name in settings.items():
         group, _, last = key.rpartition(".")

@@ -15,13 +15,15 @@ from omegaconf import MISSING
 
 @dataclass
 class ModelConfig:
-    """Which checkpoint, and the size of the images made with it."""
+    """Which checkpoint, and the size of the images or videos made with it."""
 
     family: str = "qwen_image"  # a file in configs/, or your own as module:Class
     path: str = MISSING  # a folder in diffusers' layout
     repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
-    height: int = 512  # pixels; a multiple of 16
+    height: int = 512  # pixels; the family says of what they must be multiples
     width: int = 512
+    frames: int = 1  # of a video; 1: images
+    fps: float = 24.0  # frames a second of a video
 
 
 @dataclass
@@ -128,9 +130,9 @@ class ActorConfig:
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
-    cfg: str = (
-        "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
-    )
+    # The two branches of guidance: sequential, one after the other | batched, as one batch | null, as the
+    # engine
+    cfg: Optional[str] = None
 
 
 @dataclass

@@ -50,8 +50,9 @@ class PreferenceTable(PromptTable):
         self._holds_latents = held.issuperset(LATENTS)
         if not self._holds_latents and not self._media_columns.issuperset(IMAGES):
             raise DataError(
-                f"{self.path} has no pairs: neither images in the columns {' and '.join(IMAGES)} ({{bytes, path}}) "
-                f"nor latents in {' and '.join(LATENTS)} (bytes); its columns are: {', '.join(schema.names)}"
+                f"{self.path} has no pairs: neither images in the columns {' and '.join(IMAGES)} "
+                f"({{bytes, path}}) nor latents in {' and '.join(LATENTS)} (bytes); its columns are: "
+                f"{', '.join(schema.names)}"
             )
 
     def __getitem__(self, row: int) -> Preference:

@@ -21,8 +21,8 @@ TEXT_FORMS = (".txt", ".jsonl", ".json", ".csv", ".tsv")  # which `omnirl-hpc pr
 
 @dataclass(frozen=True, order=True)
 class MediaRef:
-    """An image, a video or a sound in a row of a table, read when it is asked for: as bytes in the row, or from the
-    file that the row names, relative to the table's folder.
+    """An image, a video or a sound in a row of a table, read when it is asked for: as bytes in the row, or
+    from the file that the row names, relative to the table's folder.
     """
 
     table: str

@@ -15,7 +15,7 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
-from omnirl_hpc.sampling.samples import Condition, Media, Samples, Trajectory
+from omnirl_hpc.sampling.samples import Condition, Media, Samples, Trajectory, stack_conditions
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, stream_address
 from omnirl_hpc.sampling.windows import Window
@@ -35,6 +35,11 @@ class SampleBatch:
     @property
     def windows(self) -> list[Window]:
         return [request.window for request in self.requests]
+
+    def stacked_conditions(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """Conditions [B, …], and the negative ones."""
+        negative = None if self.negative is None else stack_conditions(self.negative)
+        return stack_conditions(self.conditions), negative
 
     def samples(
         self,

@@ -10,8 +10,8 @@ from omnirl_hpc.sampling.samples import Condition
 
 
 class ConditionCache:
-    """An LRU cache around an engine's encoders. Conditions are on the CPU, unpadded, and the same object for the
-    same prompt.
+    """An LRU cache around an engine's encoders. Conditions are on the CPU, unpadded, and the same object for
+    the same prompt.
     """
 
     def __init__(self, encode: Callable[[Prompt], Condition], size: int) -> None:

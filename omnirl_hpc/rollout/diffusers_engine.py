@@ -17,9 +17,7 @@ from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples, stack_conditions
-from omnirl_hpc.sampling.scheduler_face import SchedulerFace
-from omnirl_hpc.sampling.streams import LATENTS
+from omnirl_hpc.sampling.samples import Condition, Samples
 
 
 class DiffusersEngine:
@@ -34,17 +32,18 @@ class DiffusersEngine:
         self._version = -1
         self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
-        self._pipeline = family.load_pipeline(dtype)
+        self._driver = family.driver("diffusers")
+        self._pipeline = self._driver.load(dtype)
         if config.actor.train == "lora":
-            targets = config.actor.lora.target_modules or family.lora_targets
+            targets = config.actor.lora.target_modules or family.spec.lora_targets
             add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
         self._pipeline.to(device)
         self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
-        self._pipeline.scheduler = SchedulerFace(self._recorder, self._pipeline.scheduler.config)
+        self._driver.attach(self._pipeline, self._recorder)
         self._pinned = PinnedTensors()
         slots = list(lora_parameters(self._pipeline.transformer).values())
         self._pinned.add(slots, frozen=False)
-        for module in (self._pipeline.transformer, self._pipeline.text_encoder, self._pipeline.vae):
+        for module in self._driver.components(self._pipeline).values():
             self._pinned.add([*module.parameters(), *module.buffers()], frozen=True)
 
     def sleep(self) -> None:
@@ -68,7 +67,7 @@ class DiffusersEngine:
     @torch.no_grad()
     def encode(self, prompt: Prompt) -> Condition:
         self._require_awake()
-        return self._family.encode(self._pipeline, prompt)
+        return self._driver.encode(self._pipeline, prompt)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
@@ -77,13 +76,8 @@ class DiffusersEngine:
         schedules = self._family.schedules(num_steps)
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
-            negative = None if batch.negative is None else stack_conditions(batch.negative)
-            self._pipeline(
-                **self._family.pipeline_inputs(stack_conditions(batch.conditions), negative, self._guidance),
-                latents=batch.initial[LATENTS],
-                num_inference_steps=num_steps,
-                output_type="latent",
-            )
+            inputs = batch.initial, *batch.stacked_conditions()
+            self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
             recording = self._recorder.finish()
             with self._timer.phase("decode"):
                 media = self._family.decode(self._pipeline, recording.final).on_host()

@@ -26,8 +26,8 @@ def fit_micro_batch_size(
     and try again.
 
     Collective. All micro-batches of a run have one shape, so what fits here fits later. `width` is the
-    largest that conditions are padded to in the run. Raises EngineError on every rank where a single sample does not fit, or
-    where the size must not change.
+    largest that conditions are padded to in the run. Raises EngineError on every rank where a single sample
+    does not fit, or where the size must not change.
     """
     while True:
         size = engine.micro_batch_size
@@ -38,12 +38,13 @@ def fit_micro_batch_size(
             return size
         if size == 1:
             raise EngineError(
-                "not even one sample at a time fits into the GPU's memory: use smaller images or a larger replica"
+                "not even one sample at a time fits into the GPU's memory: "
+                "use smaller images or a larger replica"
             )
         if not may_shrink:
             raise EngineError(
-                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict does not change it: "
-                f"set {size // 2}"
+                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict "
+                f"does not change it: set {size // 2}"
             )
         engine.micro_batch_size = size // 2
         log.warning(

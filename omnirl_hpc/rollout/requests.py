@@ -25,10 +25,11 @@ def make_requests(
     groups: Sequence[Group],
     window: WindowConfig | None,
 ) -> list[SampleRequest]:
-    """One request for each sample of the replica's groups, group after group. window: where the stochastic steps
-    may be; None: there are none.
+    """One request for each sample of the replica's groups, group after group. window: where the stochastic
+    steps may be; None: there are none.
 
-    `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the same.
+    `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the
+    same.
     """
     guided = config.sampling.true_cfg_scale > 1
     width = condition_width(config, family, groups)
@@ -48,8 +49,8 @@ def make_requests(
 
 
 def condition_width(config: Config, family: ModelFamily, groups: Sequence[Group]) -> int:
-    """The width that the conditions of the groups' prompts and, with guidance, of their negative ones are padded
-    to. Raises DataError for one that is too long.
+    """The width that the conditions of the groups' prompts and, with guidance, of their negative ones are
+    padded to. Raises DataError for one that is too long.
     """
     guided, widths, needed = config.sampling.true_cfg_scale > 1, config.data.text_lengths, []
     for group in groups:

@@ -1,7 +1,7 @@
 """Makes the stochastic steps of a pipeline call and records what training needs; whoever drives it.
 
-A pipeline tells it the velocity of each stream at each step and gets the next latents back. Schedules, transitions
-and noise are ours, so that rollout and actor share them; no pipeline has to be rewritten.
+A pipeline tells it the velocity of each stream at each step and gets the next latents back. Schedules,
+transitions and noise are ours, so that rollout and actor share them; no pipeline has to be rewritten.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Recording:
 
 
 class Recorder:
-    """Stochastic steps inside each sample's window, ODE steps outside. `begin` before each pipeline call, `advance`
-    for each stream at each of its steps, `finish` after the call.
+    """Stochastic steps inside each sample's window, ODE steps outside. `begin` before each pipeline call,
+    `advance` for each stream at each of its steps, `finish` after the call.
 
     Latents are kept in fp32 whatever dtype the pipeline works in.
     """
@@ -47,9 +47,9 @@ class Recorder:
     ) -> None:
         """Prepare one pipeline call.
 
-        initial: [B, …] fp32 noise, the same values that the pipeline is given as latents. windows: one for each
-        sample, all of one size W (0: ODE steps only), inside of the schedules. noise: [B, W, …] standard normal,
-        for the steps of the windows. schedules: of each stream, all with as many steps.
+        initial: [B, …] fp32 noise, the same values that the pipeline is given as latents. windows: one for
+        each sample, all of one size W (0: ODE steps only), inside of the schedules. noise: [B, W, …] standard
+        normal, for the steps of the windows. schedules: of each stream, all with as many steps.
         """
         sizes = {window.size for window in windows}
         if len(sizes) != 1:
@@ -72,8 +72,8 @@ class Recorder:
         return self._track(stream).schedule
 
     def advance(self, stream: str, velocity: Tensor) -> Tensor:
-        """One denoising step of a stream for the whole batch, from its velocity [B, …] in any dtype. Returns the
-        next latents [B, …] in fp32.
+        """One denoising step of a stream for the whole batch, from its velocity [B, …] in any dtype. Returns
+        the next latents [B, …] in fp32.
         """
         return self._track(stream).advance(velocity)
 

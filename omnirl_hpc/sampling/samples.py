@@ -11,9 +11,9 @@ from torch import Tensor
 
 from omnirl_hpc.sampling.streams import Streams
 
-# What a model reads of one prompt besides latents and timestep: text embeddings, masks, condition images, token
-# ids. Names and meaning are the family's; tensors have no batch dimension. The samples of a group hold the same
-# object, so that a condition is in memory once for each prompt.
+# What a model reads of one prompt besides latents and timestep: text embeddings, masks, condition images,
+# token ids. Names and meaning are the family's; tensors have no batch dimension. The samples of a group hold
+# the same object, so that a condition is in memory once for each prompt.
 Condition = dict[str, Tensor]
 
 Rows = slice | Tensor | Sequence[int]
@@ -38,9 +38,10 @@ class SampleIdentity:
         return (self.seed, purpose, self.step, self.prompt_id, self.sample, *place)
 
 
+@dataclass
 class Batched:
-    """A dataclass whose fields hold B rows each: tensors [B, …], lists, dictionaries of tensors, other Batched, or
-    None; a plain number holds for all rows.
+    """A dataclass whose fields hold B rows each: tensors [B, …], lists, dictionaries of tensors, other
+    Batched, or None; a plain number holds for all rows.
     """
 
     def __getitem__(self, rows: Rows) -> Self:

@@ -1,4 +1,6 @@
-"""One stream of a recorder in the form of a diffusers scheduler, for pipelines that end a step in `scheduler.step`."""
+"""One stream of a recorder in the form of a diffusers scheduler, for pipelines that end a step in
+`scheduler.step`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from omnirl_hpc.sampling.streams import LATENTS
 
 
 class SchedulerFace:
-    """Put in place of a pipeline's scheduler. Pipelines of several streams copy their scheduler for each further
-    one: the copy of a face is the face of the next stream.
+    """Put in place of a pipeline's scheduler. Pipelines of several streams copy their scheduler for each
+    further one: the copy of a face is the face of the next stream.
     """
 
     order = 1  # model calls of a step

@@ -24,6 +24,7 @@ class Encoders:
 
     def __init__(self, family: ModelFamily, dtype: torch.dtype, device: torch.device) -> None:
         self._family, self._device = family, device
+        self._driver = family.driver("diffusers")
         self._pipeline = family.load_encoders(dtype).to(device)
         self._pinned = PinnedTensors()
         for module in self._pipeline.components.values():
@@ -38,7 +39,7 @@ class Encoders:
 
     @torch.no_grad()
     def condition(self, prompt: Prompt) -> Condition:
-        return self._family.encode(self._pipeline, prompt)
+        return self._driver.encode(self._pipeline, prompt)
 
     @torch.no_grad()
     def latents(self, file: SampleFile) -> Streams:
@@ -54,8 +55,8 @@ class Encoders:
         model = self._family.config
         if image.size != (model.width, model.height):
             raise DataError(
-                f"{file}: an image of {image.height} x {image.width} pixels, and model.height x model.width = "
-                f"{model.height} x {model.width}"
+                f"{file}: an image of {image.height} x {image.width} pixels, and model.height x model.width "
+                f"= {model.height} x {model.width}"
             )
         frames = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None, None].to(self._device)
         streams = self._family.encode_media(self._pipeline, Media(frames=frames))

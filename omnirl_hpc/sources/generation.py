@@ -32,8 +32,8 @@ class Generation:
     def __init__(
         self, config: Config, family: ModelFamily, layout: Layout, device: torch.device, timer: PhaseTimer
     ) -> None:
-        """Makes the rewards: one that cannot be made is found in seconds, before weights load. Raises RewardError
-        on every rank.
+        """Makes the rewards: one that cannot be made is found in seconds, before weights load. Raises
+        RewardError on every rank.
         """
         self._config, self._family, self._layout = config, family, layout
         self._device, self._timer = device, timer

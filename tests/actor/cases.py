@@ -15,9 +15,9 @@ from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models.family import Numerics
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.models.spec import Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal
@@ -124,7 +124,7 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
         add_lora(
             transformer,
             config.actor.lora,
-            family.lora_targets,
+            family.spec.lora_targets,
             getattr(torch, config.actor.lora.dtype),
             config.seed,
         )

@@ -16,9 +16,9 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
-from omnirl_hpc.models.family import Guidance, Numerics
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients

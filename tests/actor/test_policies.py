@@ -55,8 +55,8 @@ def copies(actor, policy) -> dict[str, torch.Tensor]:
 
 
 def check_that_each_policy_predicts_as_itself(config) -> None:
-    """As an actor whose current policy it is; and a gradient does not notice that others predicted between the
-    two passes.
+    """As an actor whose current policy it is; and a gradient does not notice that others predicted between
+    the two passes.
     """
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
     current = copies(actor, CURRENT)

@@ -50,9 +50,9 @@ def golden() -> NoisedPoint:
 
 @pytest.mark.parametrize(("scale", "expected"), [("paper", 0.6024), ("code", 30.12)])
 def test_one_number_by_hand(scale, expected):
-    """With v = 0.6, v_old = 0.5, beta = 0.1: v+ = 0.51, v- = 0.49, so that x0± = -0.304 and -0.296, at distances 0.604
-    and 0.596 from x0. In one dimension |d|^2 / |d| = |d|: 0.8 x 0.604 + 0.2 x 0.596; in the form of the
-    authors' code times 5 / 0.1.
+    """With v = 0.6, v_old = 0.5, beta = 0.1: v+ = 0.51, v- = 0.49, so that x0± = -0.304 and -0.296, at
+    distances 0.604 and 0.596 from x0. In one dimension |d|^2 / |d| = |d|: 0.8 x 0.604 + 0.2 x 0.596; in the
+    form of the authors' code times 5 / 0.1.
     """
     algorithm = make(beta=0.1, kl_coef=0.0, loss_scale=scale)
     output = algorithm.loss(golden(), {CURRENT: scalar(0.6), OLD: scalar(0.5)})

@@ -44,8 +44,8 @@ def off_by(*errors: float) -> Streams:
 
 
 def test_one_pair_by_hand():
-    """Errors .010 of the policy and .012 of the reference for the chosen, .020 and .019 for the rejected: the logit is
-    50 x (.002 + .001) = .15, and log(1 + e^-.15) = .620957.
+    """Errors .010 of the policy and .012 of the reference for the chosen, .020 and .019 for the rejected: the
+    logit is 50 x (.002 + .001) = .15, and log(1 + e^-.15) = .620957.
     """
     output = make().loss(point(), {CURRENT: off_by(0.010, 0.020), REFERENCE: off_by(0.012, 0.019)})
     assert output.means["preference/margin"].tolist() == pytest.approx([0.15], rel=1e-4)

@@ -11,7 +11,9 @@ from omnirl_hpc.algorithms.surrogate import clipped_surrogate
 
 
 def test_tokens_share_the_advantage_of_their_sample_and_the_range_may_be_lopsided():
-    """By hand, max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.28)); what is masked out has no gradient, even if NaN."""
+    """By hand, max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.28)); what is masked out has no gradient,
+    even if NaN.
+    """
     ratios = torch.tensor([[1.25, 1.5, 0.5], [0.5, 1.5, 1.0]])
     log_ratio = ratios.log()
     log_ratio[1, 2] = math.nan

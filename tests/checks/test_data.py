@@ -82,8 +82,8 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
 
 
 class Counter:
-    """A tokenizer of one token for some bytes, within a template of 3 tokens, for a model that takes `limit` and
-    wants a token of padding.
+    """A tokenizer of one token for some bytes, within a template of 3 tokens, for a model that takes `limit`
+    and wants a token of padding.
     """
 
     def __init__(self, bytes_a_token: int = 1, limit: int = 10_000) -> None:
@@ -150,8 +150,8 @@ class TestLengths:
     def test_rows_that_are_too_long_are_named(self, config):
         with pytest.raises(
             DataError,
-            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has 17 tokens, of "
-            r"which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for",
+            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has "
+            r"17 tokens, of which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for",
         ):
             check_prompt_lengths(config, Counter(limit=40))
 

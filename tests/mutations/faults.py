@@ -117,8 +117,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sampling/recorder.py",
-        "self._edges[rows, places + 1] = drawn.next_sample",
-        "self._edges[rows, places + 1] = drawn.mean",
+        "self.edges[rows, places + 1] = drawn.next_sample",
+        "self.edges[rows, places + 1] = drawn.mean",
         "tests/sampling/test_recorder.py",
     ),
     Fault(
@@ -129,26 +129,26 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sampling/recorder.py",
-        "self._sample[rows],\n            sigma,",
-        "self._sample[: len(rows)],\n            sigma,",
+        "self.latents[rows],\n            sigma,",
+        "self.latents[: len(rows)],\n            sigma,",
         "tests/sampling/test_recorder.py",
     ),
     Fault(
         "omnirl_hpc/sampling/recorder.py",
-        "        self._edges[entering, 0] = self._sample[entering]\n",
+        "        self.edges[rows, places] = self.latents[rows]\n",
         "",
         "tests/sampling/test_recorder.py",
     ),
     Fault(
         "omnirl_hpc/sampling/recorder.py",
-        "        self._noise = None\n        return recording",
-        "        return recording",
+        "tracks, self._tracks = self._tracks, {}",
+        "tracks = self._tracks",
         "tests/sampling/test_recorder.py",
     ),
     Fault(
         "omnirl_hpc/sampling/windows.py",
-        "last - size + 1, seed",
-        "last - size, seed",
+        "_last(sampling) - size + 1, seed",
+        "_last(sampling) - size, seed",
         "tests/sampling/test_windows.py",
     ),
     Fault(
@@ -165,26 +165,26 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sampling/windows.py",
-        "last - window.first if window.size is None",
-        "last if window.size is None",
+        "_last(sampling) - window.first if window.size is None",
+        "_last(sampling) if window.size is None",
         "tests/sampling/test_windows.py",
     ),
     Fault(
         "omnirl_hpc/sampling/noise.py",
-        "Philox(key=stable_hash(*identity))",
-        "Philox(key=stable_hash(*identity) % 2**32)",
+        "Philox(key=stable_hash(*identity)))\n    return torch.from_numpy",
+        "Philox(key=stable_hash(*identity) % 2**32))\n    return torch.from_numpy",
         "tests/sampling/test_noise.py",
     ),
     Fault(
         "omnirl_hpc/sampling/noise.py",
-        "np.random.Philox(key=stable_hash(*identity))",
-        "np.random.PCG64(stable_hash(*identity))",
+        "np.random.Philox(key=stable_hash(*identity)))\n    return torch.from_numpy",
+        "np.random.PCG64(stable_hash(*identity)))\n    return torch.from_numpy",
         "tests/sampling/test_noise.py",
     ),
     Fault(
         "omnirl_hpc/sampling/noise.py",
-        "np.random.Philox(key=stable_hash(*identity))",
-        "np.random.Philox(stable_hash(*identity))",
+        "np.random.Philox(key=stable_hash(*identity)))\n    return torch.from_numpy",
+        "np.random.Philox(stable_hash(*identity)))\n    return torch.from_numpy",
         "tests/sampling/test_noise.py",
     ),
     Fault(
@@ -197,16 +197,16 @@ FAULTS = (
         "tests/sampling/test_noise.py",
     ),
     Fault(
-        "omnirl_hpc/sampling/trajectories.py",
-        "torch.arange(length, device=embeds.device) < tokens",
-        "torch.arange(length, device=embeds.device) <= tokens",
-        "tests/rollout/test_batching.py",
+        "omnirl_hpc/models/qwen_image/family.py",
+        "torch.arange(width, device=embeds.device) < tokens",
+        "torch.arange(width, device=embeds.device) <= tokens",
+        "tests/models/qwen_image/test_family.py",
     ),
     # rollout
     Fault(
         "omnirl_hpc/rollout/batching.py",
-        "TRANSITION_NOISE, i) for i",
-        "TRANSITION_NOISE, i - window.start) for i",
+        "TRANSITION_NOISE, step) for step",
+        "TRANSITION_NOISE, step - request.window.start) for step",
         "tests/rollout/test_batching.py",
     ),
     Fault(
@@ -223,8 +223,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rollout/batching.py",
-        "(tensor_checksum(i) + 3",
-        "(0 * tensor_checksum(i) + 3",
+        "(known + tensor_checksum(i) + 3",
+        "(known + 0 * tensor_checksum(i) + 3",
         "tests/rollout/test_batching.py",
     ),
     Fault(
@@ -234,9 +234,9 @@ FAULTS = (
         "tests/rollout/test_batching.py",
     ),
     Fault(
-        "omnirl_hpc/rollout/batching.py",
-        "request.step, request.prompt_id, request.sample, *place",
-        "request.prompt_id, request.sample, *place",
+        "omnirl_hpc/sampling/samples.py",
+        "purpose, self.step, self.prompt_id",
+        "purpose, self.prompt_id",
         "tests/rollout/test_batching.py",
     ),
     Fault(
@@ -258,16 +258,16 @@ FAULTS = (
         "tests/rollout/test_diffusers_engine.py",
     ),
     Fault(
-        "omnirl_hpc/rollout/embeddings.py",
-        "if length > longest",
-        "if length >= longest",
-        "tests/rollout/test_embeddings.py",
+        "omnirl_hpc/models/family.py",
+        "if width > longest",
+        "if width >= longest",
+        "tests/rollout/test_requests.py",
     ),
     Fault(
-        "omnirl_hpc/rollout/embeddings.py",
-        "            self._known.move_to_end(prompt)",
+        "omnirl_hpc/rollout/conditions.py",
+        "            self._known.move_to_end(key)",
         "            pass",
-        "tests/rollout/test_embeddings.py",
+        "tests/rollout/test_conditions.py",
     ),
     Fault(
         "omnirl_hpc/rollout/requests.py",
@@ -277,15 +277,15 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rollout/requests.py",
-        "negatives = [g.prompt.negative_prompt or config.data.negative_prompt",
-        "negatives = [config.data.negative_prompt",
+        "return group.prompt.negative_prompt or config.data.negative_prompt",
+        "return config.data.negative_prompt",
         "tests/rollout/test_requests.py",
     ),
     Fault("omnirl_hpc/rollout/requests.py", "[: 1 + guided]", "[:1]", "tests/rollout/test_requests.py"),
     Fault(
         "omnirl_hpc/rollout/requests.py",
-        "length = text_length(config, family, groups)",
-        "length = text_length(config, family, [groups[i] for i in layout.groups(len(groups))])",
+        "width = condition_width(config, family, groups)",
+        "width = condition_width(config, family, [groups[i] for i in layout.groups(len(groups))])",
         "tests/rollout/test_requests.py",
     ),
     Fault(
@@ -295,16 +295,16 @@ FAULTS = (
         "tests/rollout/test_requests.py",
     ),
     Fault(
-        "omnirl_hpc/roll_out.py",
+        "omnirl_hpc/sources/generation.py",
         "batch = batch[first::k]",
         "batch = batch[first % 1 :: k]",
-        "tests/test_roll_out.py",
+        "tests/sources/test_generation.py",
     ),
     Fault(
-        "omnirl_hpc/roll_out.py",
-        "(layout.rank_in_replica - made) % k",
-        "layout.rank_in_replica % k",
-        "tests/test_roll_out.py",
+        "omnirl_hpc/sources/generation.py",
+        "(self._layout.rank_in_replica - made) % k",
+        "self._layout.rank_in_replica % k",
+        "tests/sources/test_generation.py",
     ),
     Fault(
         "omnirl_hpc/rollout/fitting.py",
@@ -356,21 +356,21 @@ FAULTS = (
         "tests/algorithms/test_advantages.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
-        "            torch.maximum(",
-        "            torch.minimum(",
+        "omnirl_hpc/algorithms/surrogate.py",
+        "torch.maximum(",
+        "torch.minimum(",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
         "omnirl_hpc/algorithms/flow_grpo.py",
-        "weights=weights / steps",
-        "weights=weights",
+        "weights=batch.weights / steps",
+        "weights=batch.weights",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
-        "ratio.clamp(1 - clip, 1 + clip)",
-        "ratio.clamp(1 - clip, 1 + 2 * clip)",
+        "omnirl_hpc/algorithms/surrogate.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "ratio.clamp(1 - clip_low, 1 + 2 * clip_high)",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
@@ -380,8 +380,8 @@ FAULTS = (
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
-        "torch.where(point.weights > 0, log_ratio, 0.0)",
+        "omnirl_hpc/algorithms/surrogate.py",
+        "torch.where(valid, log_ratio, 0.0)",
         "log_ratio",
         "tests/algorithms/test_flow_grpo.py",
     ),
@@ -405,14 +405,14 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/flow_grpo.py",
-        '"sigma_max": batch.sigma_max',
-        '"sigma_max": batch.sigmas[:, 0]',
+        "sigma_max=made.sigma_max",
+        "sigma_max=_at(made.sigmas, 0)",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
         "omnirl_hpc/algorithms/flow_grpo.py",
-        '"old_log_prob": batch.log_probs[:, i]',
-        '"old_log_prob": batch.log_probs[:, 0]',
+        "\n                old_log_prob=made.log_probs[:, i]",
+        "\n                old_log_prob=made.log_probs[:, 0]",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
@@ -430,19 +430,19 @@ FAULTS = (
     # the step
     Fault(
         "omnirl_hpc/trainer.py",
-        "for points in updates[1:]:",
-        "for points in updates[2:]:",
+        "enumerate(points[1:], start=1)",
+        "enumerate(points[2:], start=2)",
         "tests/test_trainer.py::test_every_updates_old_log_probs_are_the_actors",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
+        "omnirl_hpc/sources/rollout.py",
         "scored.rewards[scored.own][:count]",
         "scored.rewards[:count]",
         "tests/test_trainer.py::test_two_ranks_are_one",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "        self.sampler.cursor = cursor\n",
+        "omnirl_hpc/sources/rollout.py",
+        "        self._sampler.cursor = cursor\n",
         "",
         "tests/test_trainer.py::test_fitting_the_micro_batch_uses_up_no_prompt",
     ),
@@ -453,15 +453,15 @@ FAULTS = (
         "tests/test_trainer.py::test_an_algorithm_is_told_of_the_end_of_every_step",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "scored.weights(updates)[scored.own]",
-        "scored.weights(1)[scored.own]",
+        "omnirl_hpc/sources/rollout.py",
+        "scored.weights(self._config.actor.updates_per_step)",
+        "scored.weights(1)",
         "tests/test_trainer.py::test_every_sample_has_the_same_weight",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
+        "omnirl_hpc/sources/rollout.py",
         "advantages[scored.own], ",
-        "advantages[: len(batch)], ",
+        "advantages[: len(samples)], ",
         "tests/test_trainer.py::test_two_ranks_are_one",
     ),
     Fault(
@@ -472,19 +472,19 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/trainer.py",
-        "first=i == 0",
-        "first=True",
+        "old[i], i == 0",
+        "old[i], True",
         "tests/test_trainer.py::test_engine_and_actor_agree_before_the_first_update",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "step % every == 0 or step == self.config.steps)",
-        "step % every == 0)",
+        "omnirl_hpc/evaluation/evaluator.py",
+        "step % self._config.evaluation.every == 0 or step == self._config.steps",
+        "step % self._config.evaluation.every == 0",
         "tests/test_trainer.py::test_an_image_without_a_score_ends_no_run",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "(step % every and step != self.config.steps - 1)",
+        "omnirl_hpc/sources/rollout.py",
+        "(step % every and step != self._config.steps - 1)",
         "(step % every)",
         "tests/test_trainer.py::test_samples_are_saved",
     ),
@@ -495,32 +495,32 @@ FAULTS = (
         "tests/test_trainer.py::test_an_engine_that_is_too_far_off_stops_the_run",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
+        "omnirl_hpc/sources/rollout.py",
         "may_shrink=not strict",
         "may_shrink=True",
         "tests/test_trainer.py::test_how_the_micro_batch_is_fitted",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "self.config.data.text_lengths[-1]",
-        "self.config.data.text_lengths[0]",
+        "omnirl_hpc/sources/rollout.py",
+        "self._config.data.text_lengths[-1]",
+        "self._config.data.text_lengths[0]",
         "tests/test_trainer.py::test_how_the_micro_batch_is_fitted",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
+        "omnirl_hpc/metrics/phases.py",
         "metrics.get(name, 0.0) + taken",
         "taken",
         "tests/test_trainer.py::test_an_image_without_a_score_ends_no_run",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "        self.save_samples(step, batch, scored, groups)\n",
+        "omnirl_hpc/sources/rollout.py",
+        "        self._save_samples(step, samples, scored, groups)\n",
         "",
         "tests/test_trainer.py::test_samples_are_saved",
     ),
     Fault(
-        "omnirl_hpc/trainer.py",
-        "[groups[g].prompt for g in batch.group[:count].tolist()]",
+        "omnirl_hpc/sources/rollout.py",
+        "[groups[group].prompt for group in samples.group[:count].tolist()]",
         "[group.prompt for group in groups[:count]]",
         "tests/test_trainer.py::test_two_ranks_are_one",
     ),
@@ -702,8 +702,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/actor/fsdp.py",
-        "self._config.sampling.true_cfg_scale,",
-        "1.0,",
+        "self._guidance = family.guidance(config.sampling)",
+        'self._guidance = type(family.guidance(config.sampling))({"text": 1.0})',
         "tests/actor/test_fsdp.py",
     ),
     Fault(
@@ -779,14 +779,14 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/models/qwen_image/family.py",
-        "scale * (positive - unconditional)",
-        "(scale - 1) * (positive - unconditional)",
+        'guidance.scales["text"] * (positive',
+        '(guidance.scales["text"] - 1) * (positive',
         "tests/models/qwen_image/test_family.py",
     ),
     Fault(
         "omnirl_hpc/models/qwen_image/family.py",
-        "timesteps.to(dtype) / 1000",
-        "(timesteps / 1000).to(dtype)",
+        "t.to(dtype) / 1000",
+        "(t / 1000).to(dtype)",
         "tests/models/qwen_image/test_family.py",
     ),
     Fault(
@@ -811,8 +811,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
+        "(window_size(config) + 2)",
         "(window_size(config) + 1)",
-        "window_size(config)",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -835,8 +835,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "(3 * trained_bytes(config, shape) + mean",
-        "(2 * trained_bytes(config, shape) + mean",
+        "(3 * trained_bytes(config, shape) + stored",
+        "(2 * trained_bytes(config, shape) + stored",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -859,8 +859,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "+ 3 * config.model.height * config.model.width)",
-        "+ config.model.height * config.model.width)",
+        "+ samples / config.data.samples_per_prompt * conditions",
+        "+ samples * conditions",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -871,14 +871,14 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        'once = branches if config.actor.cfg == "batched" else 1',
+        "once = branches if actor_numerics(config).batched_cfg else 1",
         "once = 1",
         "tests/planning/test_estimate.py",
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "return config.rollout.embedding_cache_size * text_width",
-        "return text_width",
+        "values = config.rollout.embedding_cache_size * shape",
+        "values = shape",
         "tests/planning/test_estimate.py",
     ),
     Fault(
@@ -962,16 +962,16 @@ FAULTS = (
     ),
     Fault("omnirl_hpc/planning/residency.py", "0.9", "1.0", "tests/planning/test_residency.py"),
     Fault(
-        "omnirl_hpc/planning/qwen_image.py",
-        "attention + 2.5 * attention",
-        "attention + 2 * attention",
-        "tests/planning/test_qwen_image.py",
+        "omnirl_hpc/models/shape.py",
+        "+ 2.5 * self.attention_flops",
+        "+ 2 * self.attention_flops",
+        "tests/models/qwen_image/test_shape.py",
     ),
     Fault(
-        "omnirl_hpc/planning/qwen_image.py",
-        "self.layers * rank * sum(i + o for",
-        "self.layers * rank * sum(o + o for",
-        "tests/planning/test_qwen_image.py",
+        "omnirl_hpc/models/shape.py",
+        "rank * sum(i + o for",
+        "rank * sum(o + o for",
+        "tests/models/qwen_image/test_shape.py",
     ),
     # agreeing on a stop
     Fault(
@@ -994,10 +994,10 @@ FAULTS = (
         "tests/checkpoints/test_run_state.py::test_the_best_one_is_saved_though_none_is_due",
     ),
     Fault(
-        "omnirl_hpc/checkpoints/run_state.py",
-        'if state["prompts"] != fingerprint(prompts):',
+        "omnirl_hpc/sources/source.py",
+        'if state["prompts"] != self._fingerprint:',
         "if False:",
-        "tests/checkpoints/test_run_state.py::test_another_table_is_refused",
+        "tests/sources/test_preferences.py",
     ),
     Fault(
         "omnirl_hpc/checkpoints/run_state.py",
@@ -1006,9 +1006,9 @@ FAULTS = (
         "tests/checkpoints/test_run_state.py::test_everything_comes_back",
     ),
     Fault(
-        "omnirl_hpc/checkpoints/run_state.py",
-        "self._engine.micro_batch_size = state.get(",
-        "_ = state.get(",
+        "omnirl_hpc/sources/rollout.py",
+        'engine.micro_batch_size = state["micro_batch_size"]',
+        "engine.micro_batch_size = 0 + self._config.rollout.micro_batch_size",
         "tests/checkpoints/test_run_state.py::test_everything_comes_back",
     ),
     Fault(
@@ -1018,10 +1018,10 @@ FAULTS = (
         "tests/checkpoints/test_run_state.py::test_everything_comes_back",
     ),
     Fault(
-        "omnirl_hpc/checkpoints/run_state.py",
+        "omnirl_hpc/sources/source.py",
         'self._sampler.cursor = state["cursor"]',
         "pass",
-        "tests/checkpoints/test_run_state.py::test_everything_comes_back",
+        "tests/sources/test_preferences.py",
     ),
     Fault(
         "omnirl_hpc/checkpoints/run_state.py",
@@ -1054,7 +1054,7 @@ FAULTS = (
         "tests/checkpoints/test_run_state.py::test_everything_comes_back",
     ),
     Fault(
-        "omnirl_hpc/checkpoints/run_state.py",
+        "omnirl_hpc/sources/source.py",
         "file.seek(max(0, size - block))",
         "pass",
         "tests/checkpoints/test_run_state.py::test_a_fingerprint_tells_files_of_one_size_apart",

@@ -3,9 +3,9 @@ places.
 
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
         pause (makes the file PAUSED, until there is a file GO).
-PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine shows that it has
-        what is new), evaluation (after the first policy that is not the base), save (rank's part of writing
-        the checkpoint after STEP steps). RANK may be `all`.
+PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine
+        shows that it has what is new), evaluation (after the first policy that is not the base),
+        save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
 `memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident`
 of run_dir.
 """

@@ -1,5 +1,5 @@
-"""Algorithms that are no policy gradients, as whole strict runs on two ranks: stopped in mid-step and resumed they are,
-to the bit, the run that was never stopped.
+"""Algorithms that are no policy gradients, as whole strict runs on two ranks: stopped in mid-step and resumed
+they are, to the bit, the run that was never stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from omnirl_hpc.checkpoints.adapters import load_adapter
+from omnirl_hpc.report.records import RunRecords, describe_rewards
 from tests.runs.program import Program, assert_same_run, lines
 from tests.sources.cases import write_images
 
@@ -19,8 +20,8 @@ STRICT = ("determinism=strict", "steps=4", "checkpoint.every=2", "checkpoint.kee
 
 
 def straight_and_stopped(program: Program, folder: Path, *overrides: str) -> Path:
-    """The folder of the straight run, after its comparison with one that was stopped between two updates of a step that
-    no checkpoint precedes directly.
+    """The folder of the straight run, after its comparison with one that was stopped between two updates of a
+    step that no checkpoint precedes directly.
     """
     straight, stopped = folder / "straight", folder / "stopped"
     program.finish(straight, *STRICT, *overrides)
@@ -41,7 +42,9 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
 
 
 def test_diffusion_nft(tiny_model, tiny_prompts, tmp_path):
-    """The old policy lags behind the current one, by its own schedule, and comes back when the run goes on."""
+    """The old policy lags behind the current one, by its own schedule,
+    and comes back when the run goes on.
+    """
     program = Program(tiny_model, tiny_prompts, tmp_path, recipe="diffusionnft_tiny")
     run = straight_and_stopped(program, tmp_path, "algorithm.old_decay=delayed", "algorithm.old_every=2")
     metrics = lines(run / "metrics.jsonl")
@@ -61,6 +64,7 @@ def test_dpo(tiny_model, tmp_path):
     """Pairs of images; nothing is generated, and no reward is asked."""
     program = Program(tiny_model, write_images(tmp_path / "pairs.parquet"), tmp_path, recipe="dpo_tiny")
     run = straight_and_stopped(program, tmp_path, "algorithm.beta=2000")
+    assert describe_rewards(RunRecords.read(run)) == "no reward"
     metrics = lines(run / "metrics.jsonl")
     assert not any(name.startswith(("reward/", "sync/", "ratio/")) for name in metrics[0])
     assert all(step["time/rollout"] == 0 and step["grad_norm"] > 0 for step in metrics)

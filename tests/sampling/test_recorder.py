@@ -94,8 +94,8 @@ def test_records_what_a_plain_loop_computes(kind, starts):
 
 
 def test_two_streams_have_schedules_of_their_own_and_one_log_probability():
-    """Driven as a family's own loop drives it, and by a scheduler and its copy: the same. A log-probability is the
-    mean over the elements of both streams.
+    """Driven as a family's own loop drives it, and by a scheduler and its copy: the same. A log-probability
+    is the mean over the elements of both streams.
     """
     windows = [Window(0, 2), Window(2, 2)]
     shapes = {"video": (4, 3), "audio": (2, 2)}

@@ -73,7 +73,8 @@ def check_devices(ranks: Sequence[RankFacts]) -> list[Finding]:
         return [Finding(OK, "devices", "no GPU: all ranks run on the CPU")]
     for rank in without:
         failures.append(
-            f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), and a container --nv or --rocm"
+            f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), "
+            "and a container --nv or --rocm"
         )
     sharing: dict[tuple[str, str], list[int]] = {}
     for rank in with_gpu:
@@ -81,8 +82,8 @@ def check_devices(ranks: Sequence[RankFacts]) -> list[Finding]:
     for (host, gpu), several in sharing.items():
         if len(several) > 1:
             failures.append(
-                f"ranks {numbers(several)} on {host} share one GPU ({gpu}): start one rank for each GPU (--ntasks-per-node as "
-                "--gpus-per-node), and do not set CUDA_VISIBLE_DEVICES"
+                f"ranks {numbers(several)} on {host} share one GPU ({gpu}): start one rank for each GPU "
+                "(--ntasks-per-node as --gpus-per-node), and do not set CUDA_VISIBLE_DEVICES"
             )
     names = Counter(rank.gpu_name for rank in with_gpu)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items())
@@ -124,8 +125,8 @@ def check_model(config: Config, ranks: Sequence[RankFacts]) -> list[Finding]:
         Finding(
             FAILED,
             "model files",
-            f"{rank}: {'; '.join(rank.node.model_problems)}, in model.path={config.model.path}: fetch it again "
-            "(omnirl-hpc prefetch)",
+            f"{rank}: {'; '.join(rank.node.model_problems)}, in model.path={config.model.path}: fetch it "
+            "again (omnirl-hpc prefetch)",
         )
         for rank in _first_ranks(ranks)
         if rank.node.model_problems
@@ -140,8 +141,8 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
         Finding(
             FAILED,
             "run_dir",
-            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file system that all nodes "
-            "share and may write to (in a container: bound)",
+            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file "
+            "system that all nodes share and may write to (in a container: bound)",
         )
         for rank in ranks
         if rank.run_dir_problem
@@ -154,8 +155,9 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
             Finding(
                 FAILED,
                 "run_dir",
-                f"{_gib(free)} are free in run_dir={config.run_dir}, checkpoint.keep={config.checkpoint.keep} checkpoints need "
-                f"{_gib(needs.disk)}: make room, choose another run_dir or a smaller checkpoint.keep",
+                f"{_gib(free)} are free in run_dir={config.run_dir}, "
+                f"checkpoint.keep={config.checkpoint.keep} checkpoints need {_gib(needs.disk)}: make room, "
+                "choose another run_dir or a smaller checkpoint.keep",
             )
         ]
     least = f" (at least {_gib(needs.disk)} are needed)" if needs else ""
@@ -172,8 +174,8 @@ def check_host_memory(config: Config, ranks: Sequence[RankFacts], needs: Needs |
     for rank in _first_ranks(ranks):
         need, there, limit = least[rank.host], rank.node.memory_available, rank.node.memory_allowed
         cure = (
-            f"{on_host[rank.host]} rank(s) with residency={config.residency} need at least {_gib(need)}: ask Slurm for more "
-            "(--mem=0), use fewer ranks on a node, or residency=resident"
+            f"{on_host[rank.host]} rank(s) with residency={config.residency} need at least {_gib(need)}: ask "
+            "Slurm for more (--mem=0), use fewer ranks on a node, or residency=resident"
         )
         if limit is not None and limit < need:
             findings.append(
@@ -196,15 +198,19 @@ def check_gpu_memory(ranks: Sequence[RankFacts], needs: Needs | None) -> list[Fi
         Finding(
             FAILED,
             "GPU memory",
-            f"{rank}: {_gib(rank.gpu_free)} of {_gib(rank.gpu_total)} are free on {rank.device}, at least {_gib(needs.gpu)} are "
-            "needed: end what else runs there (nvidia-smi), or share the weights among more ranks",
+            f"{rank}: {_gib(rank.gpu_free)} of {_gib(rank.gpu_total)} are free on {rank.device}, at least "
+            f"{_gib(needs.gpu)} are needed: end what else runs there (nvidia-smi), "
+            "or share the weights among more ranks",
         )
         for rank in with_gpu
         if needs is not None and rank.gpu_free < needs.gpu
     ]
     least = f" (at least {_gib(needs.gpu)} are needed)" if needs else ""
     fullest = min(with_gpu, key=lambda rank: rank.gpu_free)
-    text = f"{_gib(fullest.gpu_free)} of {_gib(fullest.gpu_total)} free on the fullest, {fullest.device} of {fullest}{least}"
+    text = (
+        f"{_gib(fullest.gpu_free)} of {_gib(fullest.gpu_total)} free on the fullest, "
+        f"{fullest.device} of {fullest}{least}"
+    )
     return failures or [Finding(OK, "GPU memory", text)]
 
 
@@ -230,7 +236,10 @@ def check_clocks(ranks: Sequence[RankFacts]) -> list[Finding]:
 def check_offline(ranks: Sequence[RankFacts]) -> list[Finding]:
     online = [str(rank) for rank in _first_ranks(ranks) if not rank.node.hub_offline]
     if online:
-        text = f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a network; export it"
+        text = (
+            f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a "
+            "network; export it"
+        )
         return [Finding(WARNING, "offline", text)]
     return [Finding(OK, "offline", "HF_HUB_OFFLINE=1: no library asks a hub")]
 

@@ -29,7 +29,9 @@ def find_problems(folder: Path) -> list[str]:
 
 
 def parameter_shapes(component: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a component's *.safetensors. Raises DataError for a file that is damaged."""
+    """The shape of every tensor in a component's *.safetensors. Raises DataError for a file that is
+    damaged.
+    """
     shapes = {}
     for file in sorted(component.glob("*.safetensors")):
         shapes |= {name: tuple(tensor["shape"]) for name, tensor in read_header(file).items()}
@@ -101,7 +103,8 @@ def _index_problems(component: str, weight_map: dict[str, str], held: dict[str, 
         wanted = {tensor for tensor, place in weight_map.items() if place == file}
         if header is not None and (lacking := sorted(wanted - header.keys())):
             problems.append(
-                f"{component}/{file} lacks {len(lacking)} tensors that the index says it has, such as {lacking[0]}"
+                f"{component}/{file} lacks {len(lacking)} tensors that the index says it has, "
+                f"such as {lacking[0]}"
             )
     return problems
 

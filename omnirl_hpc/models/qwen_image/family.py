@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
-from accelerate import init_empty_weights
-from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
-from packaging.version import Version
+from diffusers import QwenImagePipeline
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import DataError
-from omnirl_hpc.models.family import Guidance, ModelFamily, Numerics
+from omnirl_hpc.models.family import ModelFamily, PipelineDriver
+from omnirl_hpc.models.qwen_image.drivers import QwenImageDiffusers, QwenImageVllmOmni
 from omnirl_hpc.models.qwen_image.spec import SPEC
-from omnirl_hpc.planning.qwen_image import LORA_TARGETS
+from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
 from omnirl_hpc.sampling.streams import LATENTS, Streams
 
-# from_pretrained's argument was renamed: 0.38 knows only the old name, 0.40 warns of it
-DTYPE = "dtype" if Version(diffusers.__version__) >= Version("0.40") else "torch_dtype"
 VAE_SCALE = 8  # pixels per latent cell
 PATCH = 2  # latent cells per token, each way
 
@@ -37,39 +31,13 @@ class QwenImage(ModelFamily):
     """
 
     spec = SPEC
-    lora_targets = LORA_TARGETS
-    max_text_tokens = 1024
 
-    def load_pipeline(self, dtype: torch.dtype) -> QwenImagePipeline:
-        return self._load(dtype)
-
-    def load_encoders(self, dtype: torch.dtype) -> QwenImagePipeline:
-        return self._load(dtype, transformer=None)
-
-    def _load(self, dtype: torch.dtype, **components: None) -> QwenImagePipeline:
-        pipeline = QwenImagePipeline.from_pretrained(
-            self.config.path, **{DTYPE: dtype}, **components, local_files_only=True
-        )
-        pipeline.set_progress_bar_config(disable=True)
-        return pipeline
-
-    def load_transformer(self, dtype: torch.dtype) -> nn.Module:
-        return QwenImageTransformer2DModel.from_pretrained(
-            self.config.path, subfolder="transformer", **{DTYPE: dtype}, local_files_only=True
-        )
-
-    def empty_transformer(self, dtype: torch.dtype) -> nn.Module:
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # as from_pretrained does
-        try:
-            with init_empty_weights(include_buffers=False):
-                return QwenImageTransformer2DModel.from_config(self._transformer_config).eval()
-        finally:
-            torch.set_default_dtype(usual)
+    def driver(self, engine: str) -> PipelineDriver:
+        return {"diffusers": QwenImageDiffusers, "vllm_omni": QwenImageVllmOmni}[engine](self)
 
     def schedules(self, num_steps: int) -> dict[str, Schedule]:
         tokens, _ = self.stream_shapes()[LATENTS]
-        return {LATENTS: make_schedule(self._read_json("scheduler/scheduler_config.json"), num_steps, tokens)}
+        return {LATENTS: make_schedule(self.component_config("scheduler"), num_steps, tokens)}
 
     def stream_shapes(self) -> dict[str, tuple[int, ...]]:
         cell = VAE_SCALE * PATCH
@@ -78,22 +46,12 @@ class QwenImage(ModelFamily):
 
     def count_text_tokens(self, text: str) -> int:
         tokens = len(self._tokenizer(PROMPT_TEMPLATE.format(text)).input_ids) - TEMPLATE_START
-        if tokens > self.max_text_tokens:
+        if tokens > self.spec.max_text_tokens:
             raise DataError(
-                f"a prompt of {tokens} tokens is longer than Qwen-Image's {self.max_text_tokens}: "
+                f"a prompt of {tokens} tokens is longer than Qwen-Image's {self.spec.max_text_tokens}: "
                 f"{text[:60]!r}…"
             )
         return tokens
-
-    def encode(self, pipeline: Any, prompt: Prompt) -> Condition:
-        # One prompt at a time: the value must not depend on what else is in the batch, and both upstream
-        # pipelines order masks differently from embeddings when they repeat several prompts.
-        embeds, mask = pipeline.encode_prompt(
-            prompt.prompt, num_images_per_prompt=1, max_sequence_length=self.max_text_tokens
-        )
-        if mask is not None and not mask.all():
-            raise RuntimeError("the text encoder padded a single prompt")
-        return {"embeds": embeds[0]}
 
     def pad(self, condition: Condition, width: int) -> Condition:
         embeds = condition["embeds"]
@@ -103,24 +61,6 @@ class QwenImage(ModelFamily):
         padded = embeds.new_zeros((width, channels))
         padded[:tokens] = embeds
         return {"embeds": padded, "mask": torch.arange(width, device=embeds.device) < tokens}
-
-    def pipeline_inputs(
-        self, conditions: dict[str, Tensor], negative: dict[str, Tensor] | None, guidance: Guidance
-    ) -> dict[str, Any]:
-        inputs = {
-            "prompt_embeds": conditions["embeds"],
-            "prompt_embeds_mask": conditions["mask"].long(),
-            "true_cfg_scale": guidance.scales["text"],
-            "height": self.config.height,
-            "width": self.config.width,
-            "max_sequence_length": self.max_text_tokens,
-        }
-        if negative is not None:
-            inputs |= {
-                "negative_prompt_embeds": negative["embeds"],
-                "negative_prompt_embeds_mask": negative["mask"].long(),
-            }
-        return inputs
 
     def velocity(
         self,
@@ -185,10 +125,7 @@ class QwenImage(ModelFamily):
 
     @cached_property
     def _transformer_config(self) -> dict[str, Any]:
-        return self._read_json("transformer/config.json")
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        return json.loads((Path(self.config.path) / name).read_text())
+        return self.component_config("transformer")
 
 
 def _latent_statistics(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:

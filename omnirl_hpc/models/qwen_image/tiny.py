@@ -19,7 +19,7 @@ from diffusers import (
 )
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from omnirl_hpc.planning.qwen_image import PUBLISHED
+from omnirl_hpc.models.qwen_image.shape import PUBLISHED
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -51,14 +51,14 @@ SCHEDULER = {
 }
 
 
-def write_tiny_qwen_image(out: str | Path, seed: int = 0) -> None:
+def write_tiny(out: str | Path, seed: int = 0) -> None:
     """Write the checkpoint to the folder `out`, in fp32. The same seed gives the same weights."""
     _write(
         out, seed, _tiny_transformer, _tiny_vae, text_encoder(width=TINY_TEXT_WIDTH, heads=2), torch.float32
     )
 
 
-def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
+def write_full_size(out: str | Path, seed: int = 0) -> None:
     """The same with Qwen-Image's own transformer (20.4 B parameters) and VAE in bf16, 41 GB, for measuring
     speed and memory.
 

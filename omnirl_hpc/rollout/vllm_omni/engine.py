@@ -20,14 +20,12 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import lora_modules
-from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
+from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
 from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples, stack_conditions
-from omnirl_hpc.sampling.scheduler_face import SchedulerFace
-from omnirl_hpc.sampling.streams import LATENTS
+from omnirl_hpc.sampling.samples import Condition, Samples
 
 if TYPE_CHECKING:  # imports vllm
     from omnirl_hpc.rollout.vllm_omni.lora import EngineLora
@@ -54,11 +52,12 @@ class VllmOmniEngine:
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
 
-        self._worker = make_worker(config, layout, device)
+        self._driver = family.driver("vllm_omni")
+        self._worker = make_worker(config, self._driver, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
         self._pipeline.set_progress_bar_config(disable=True)
         self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
-        self._pipeline.scheduler = SchedulerFace(self._recorder, self._pipeline.scheduler.config)
+        self._driver.attach(self._pipeline, self._recorder)
         self._weights = None
         if keeps_host_copy(config):
             self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
@@ -71,7 +70,7 @@ class VllmOmniEngine:
         config = self._config
         if config.rollout.lora == "merged":
             return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
-        targets = config.actor.lora.target_modules or self._family.lora_targets
+        targets = config.actor.lora.target_modules or self._family.spec.lora_targets
         return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
 
     @property
@@ -81,8 +80,9 @@ class VllmOmniEngine:
     def encode(self, prompt: Prompt) -> Condition:
         self._require_awake()
         with self._forward_context():
-            condition = self._family.encode(self._pipeline, prompt)
-        # Copies: a tensor of inference mode cannot enter autograd. Upstream may load an encoder in another dtype.
+            condition = self._driver.encode(self._pipeline, prompt)
+        # Copies: a tensor of inference mode cannot enter autograd. Upstream may load an encoder in another
+        # dtype.
         dtype = getattr(torch, self._config.rollout.dtype)
         return {
             name: tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
@@ -98,7 +98,8 @@ class VllmOmniEngine:
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
             with self._forward_context():
-                self._pipeline.forward(self._engine_requests(batch, num_steps))
+                inputs = batch.initial, *batch.stacked_conditions()
+                self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
             recording = self._recorder.finish()
             with self._timer.phase("decode"), self._forward_context():
                 media = self._family.decode(self._pipeline, recording.final)
@@ -147,35 +148,6 @@ class VllmOmniEngine:
     def _require_awake(self) -> None:
         if self._weights is not None and self._weights.asleep:
             raise EngineError("the rollout engine is asleep: wake it before using it")
-
-    def _engine_requests(self, batch: SampleBatch, num_steps: int):
-        """One engine request for each sample; the pipeline runs them as one batch.
-
-        Embeddings come padded to one width, with masks, so that prompts of different lengths share a batch.
-        """
-        from vllm_omni.diffusion.request import OmniDiffusionRequest
-        from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
-        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
-
-        negative = None if batch.negative is None else stack_conditions(batch.negative)
-        inputs = self._family.pipeline_inputs(stack_conditions(batch.conditions), negative, self._guidance)
-        per_sample = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        common = {name: value for name, value in inputs.items() if name not in per_sample}
-        return DiffusionRequestBatch(
-            [
-                OmniDiffusionRequest(
-                    prompt={"prompt": ""} | {name: value[i] for name, value in per_sample.items()},
-                    sampling_params=OmniDiffusionSamplingParams(
-                        **common,
-                        latents=batch.initial[LATENTS][i : i + 1],
-                        num_inference_steps=num_steps,
-                        output_type="latent",
-                    ),
-                    request_id=str(i),
-                )
-                for i in range(len(batch.requests))
-            ]
-        )
 
     @contextmanager
     def _forward_context(self) -> Iterator[None]:

@@ -1,4 +1,6 @@
-"""Qwen-Image is computed as diffusers' stock pipeline computes it. Expected values: that pipeline, run here."""
+"""Qwen-Image is computed as diffusers' stock pipeline computes it. Expected values: that pipeline, run
+here.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import torch
 
 from omnirl_hpc.data.prompts import Prompt, PromptTable
 from omnirl_hpc.errors import DataError
-from omnirl_hpc.models.family import Guidance, Numerics
 from omnirl_hpc.models.qwen_image.family import PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
+from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.sampling.noise import standard_normal
 from omnirl_hpc.sampling.samples import stack_conditions
 from omnirl_hpc.sampling.streams import LATENTS
@@ -38,7 +40,7 @@ def initial(family):
 
 def embeds(family, pipeline, text: str) -> torch.Tensor:
     with torch.no_grad():
-        return family.encode(pipeline, Prompt("0", text))["embeds"]
+        return family.driver("diffusers").encode(pipeline, Prompt("0", text))["embeds"]
 
 
 def texts(family, pipeline, prompts) -> dict[str, torch.Tensor]:
@@ -63,8 +65,9 @@ def spy_on_steps(pipeline, monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def run_stock(family, pipeline, text, negative, initial, scale=SCALE, output_type="latent"):
-    inputs = family.pipeline_inputs(text, negative, Guidance({"text": scale}))
-    return pipeline(**inputs, latents=initial, num_inference_steps=STEPS, output_type=output_type).images
+    driver = family.driver("diffusers")
+    inputs = driver.embeddings(text, negative) | driver.settings(Guidance({"text": scale}), STEPS)
+    return pipeline(**inputs | {"output_type": output_type}, latents=initial).images
 
 
 def velocity(family, pipeline, latents, timesteps, text, negative, scale=SCALE, batched=False):
@@ -182,7 +185,7 @@ def test_decoded_image_is_the_pipelines(family, pipeline, initial):
 def test_template_is_the_pipelines(pipeline):
     assert PROMPT_TEMPLATE == pipeline.prompt_template_encode
     assert TEMPLATE_START == pipeline.prompt_template_encode_start_idx
-    assert QwenImage.max_text_tokens == pipeline.tokenizer_max_length
+    assert QwenImage.spec.max_text_tokens == pipeline.tokenizer_max_length
 
 
 def test_token_count_is_the_length_of_the_embeddings(family, pipeline, tiny_prompts):
@@ -192,7 +195,7 @@ def test_token_count_is_the_length_of_the_embeddings(family, pipeline, tiny_prom
 
 
 def test_longest_prompt_is_encoded_whole_and_a_longer_one_refused(family, pipeline):
-    room = family.max_text_tokens - family.count_text_tokens("")
+    room = family.spec.max_text_tokens - family.count_text_tokens("")
     longest = "x" * room  # the tiny tokenizer has one token for each byte
     assert family.count_text_tokens(longest) == len(embeds(family, pipeline, longest)) == 1024
     with pytest.raises(DataError, match="1025 tokens is longer than Qwen-Image's 1024: 'xxx"):

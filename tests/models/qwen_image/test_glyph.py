@@ -12,7 +12,7 @@ from diffusers import QwenImagePipeline
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.pretrain_glyph import probe
-from omnirl_hpc.config.schema import ModelConfig, OcrConfig
+from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.data.glyph_words import HELD_OUT, PROMPT, TRAINING
 from omnirl_hpc.models.qwen_image.family import DTYPE, PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
 from omnirl_hpc.models.qwen_image.glyph import (
@@ -28,7 +28,7 @@ from omnirl_hpc.models.qwen_image.glyph import (
     write_glyph,
 )
 from omnirl_hpc.models.qwen_image.tiny import byte_tokenizer
-from omnirl_hpc.rewards.ocr import Ocr, similarity
+from omnirl_hpc.rewards.ocr import Ocr, OcrConfig, similarity
 
 SMALL = GlyphSize(heads=1, layers=1, vae_width=4, vae_multipliers=(1, 1, 1, 1), latent_channels=4)
 
