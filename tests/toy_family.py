@@ -43,7 +43,9 @@ class ToyBlock(nn.Module):
 
 
 class ToyTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
-    """Video tokens [B, V, 4], audio tokens [B, A, 2] -> their velocities. The streams see each other's mean."""
+    """Video tokens [B, V, 4], audio tokens [B, A, 2] -> their velocities.
+    The streams see each other's mean.
+    """
 
     _supports_gradient_checkpointing = True
 
