@@ -146,6 +146,17 @@ def rewards_are_known(config: Config, world_size: int) -> None:
         require_class("reward", f"reward.parts.{name}.name", part.name)
 
 
+def rewards_get_what_they_need(config: Config, world_size: int) -> None:
+    spec = find_spec(config.model.family)
+    for name, part in config.reward.parts.items():
+        for need in find_class("reward", part.name).needs:
+            require(
+                need in spec.makes,
+                f"reward.parts.{name}.name={part.name} needs {need}, and model.family={config.model.family} makes "
+                f"{' and '.join(spec.makes)}",
+            )
+
+
 def text_lengths_ascend(config: Config, world_size: int) -> None:
     lengths = config.data.text_lengths
     require(
@@ -412,6 +423,7 @@ RULES = (
     engine_runs_the_family,
     algorithm_is_known,
     rewards_are_known,
+    rewards_get_what_they_need,
     text_lengths_ascend,
     guidance_is_valid,
     noise_level_fits_transition,

@@ -33,7 +33,7 @@ class RewardBatch:
 
 
 class Reward(ABC):
-    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a
+    """Scores samples. Made once in each worker process; `score` is then called there for one micro-batch at a
     time.
 
     The module is imported in the rank's own process too: a reward imports its `packages` when it is made, not
@@ -43,6 +43,7 @@ class Reward(ABC):
     Settings: ClassVar[type[RewardPartConfig]] = (
         RewardPartConfig  # a dataclass: what may be set, and its defaults
     )
+    needs: ClassVar[tuple[str, ...]] = ("image",)  # image | video | audio, of which the model must make each
     needs_target: ClassVar[bool] = False  # every prompt must have one
     metadata: ClassVar[tuple[str, ...]] = ()  # other columns of the prompt table, in `prompt.metadata`
     packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements

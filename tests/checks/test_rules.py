@@ -85,6 +85,12 @@ BREAKS = [
         1,
         ["rollout.engine=vllm_omni", "model.family=tests.toy_family:Toy", "choose rollout=diffusers"],
     ),
+    (
+        "rewards_get_what_they_need",
+        {f"{JPEG}.name": "tests.toy_reward:QuietAndDark"},
+        1,
+        ["tests.toy_reward:QuietAndDark needs video", "model.family=qwen_image makes image"],
+    ),
     ("frames_fit", {"model.frames": 9}, 1, ["model.frames=9", "must be 1"]),
     ("algorithm_is_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
     ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),

@@ -164,7 +164,7 @@ def test_the_first_screen_shows_images_before_and_after(finished_run, tmp_path):
     before, after = (
         json.loads((place / folder / "result.json").read_text()) for folder in ("base", "step_000003/adapter")
     )
-    text = write_report(finished_run, tmp_path / "page.html").read_text()
+    text = write_report(RunRecords.read(finished_run), tmp_path / "page.html").read_text()
     assert text.index("Before and after") < text.index("Curves")
     assert f"<b>{before['reward']:.3g} → {after['reward']:.3g}</b>" in text
     shown = re.findall(r'<div class="pair">.*?<b>(.*?)</b>.*?<b>(.*?)</b>', text)
