@@ -1,7 +1,7 @@
 """A model family from outside of the package, in one file: a video and its sound, denoised together.
 
-Two streams of different shapes and schedules, a network, an encoder and a decoder of a few hundred weights, and a
-pipeline that drives its own loop: it asks the recorder for the next latents, and has no scheduler.
+Two streams of different shapes and schedules, a network, an encoder and a decoder of a few hundred weights,
+and a pipeline that drives its own loop: it asks the recorder for the next latents, and has no scheduler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class ToyBlock(nn.Module):
 
 
 class ToyTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
-    """Video tokens [B, V, 4], audio tokens [B, A, 2] -> their velocities. The streams see each other's mean."""
+    """Video tokens [B, V, 4], audio tokens [B, A, 2] -> their velocities.
+    The streams see each other's mean.
+    """
 
     _supports_gradient_checkpointing = True
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnirl_hpc.checkpoints.adapters import (
+    Step,
     adapter_file,
     find_run_adapters,
     load_adapter,
@@ -73,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
     evaluate(config, step, adapters, options.out, identity)
 
 
-def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
+def of_run(path: Path, step: Step | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
     """Settings, step, and the folder of each policy's adapter in a run's checkpoint."""
     run_directory = RunDirectory(path)
     run_directory.require_run()

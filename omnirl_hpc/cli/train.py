@@ -242,11 +242,13 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
         f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
-        "are named in the first step)",
-        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
-        f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
-        "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} "
+        "(the kernels that run are named in the first step)",
+        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, "
+        f"{sampling.num_inference_steps} steps, CFG {sampling.true_cfg_scale}, "
+        f"window {window.size} per {window.per}",
+        "algorithm": f"{config.algorithm.name}, "
+        f"old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
         "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
         "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples "
         f"= {images} images, {actor.updates_per_step} update(s)",

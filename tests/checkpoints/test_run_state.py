@@ -186,9 +186,7 @@ def test_another_table_is_refused(job, tiny_prompts, tmp_path):
     shutil.copy(tiny_prompts, tmp_path / "moved.parquet")
     assert job(prompts=tmp_path / "moved.parquet").restore() == 0
     pq.write_table(pa.table({"prompt": ["a cat"] * 16, "target": ["cat"] * 16}), tmp_path / "other.parquet")
-    with pytest.raises(
-        ConfigError, match=r"other.parquet is not the table that the run was started with"
-    ):
+    with pytest.raises(ConfigError, match=r"other.parquet is not the table that the run was started with"):
         job(prompts=tmp_path / "other.parquet").restore()
 
 

@@ -16,8 +16,8 @@ TOYS = ("model=tests.toy_family:Toy", "reward=tests.toy_reward:QuietAndDark", "d
 
 
 def test_a_video_with_its_sound_is_trained(tiny_prompts, tmp_path):
-    """Both streams are learned from, engine and actor agree to the bit, samples can be watched and heard, and the
-    run can be made again.
+    """Both streams are learned from, engine and actor agree to the bit, samples can be watched and heard, and
+    the run can be made again.
     """
     write_toy(tmp_path / "model")
     program = Program(tmp_path / "model", tiny_prompts, tmp_path)

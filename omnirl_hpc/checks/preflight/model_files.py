@@ -32,7 +32,7 @@ def parameter_shapes(component: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a component's *.safetensors. Raises DataError for a file that is
     damaged.
     """
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(component.glob("*.safetensors")):
         shapes |= {name: tuple(tensor["shape"]) for name, tensor in read_header(file).items()}
     return shapes
@@ -77,7 +77,8 @@ def _component_problems(folder: Path, component: str) -> list[str]:
     path = folder / component
     if not any(path.glob("*.json")):
         return [f"{component}/ is missing or empty"]
-    problems, held = [], {}
+    problems: list[str] = []
+    held: dict[str, dict[str, Any] | None] = {}
     for file in sorted(path.glob("*.safetensors")):
         try:
             held[file.name] = read_header(file)
