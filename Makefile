@@ -1,4 +1,4 @@
-# make demo: a whole RL run on this machine, 2 CPU ranks, minutes
+# make demo: a small Qwen-Image learns to spell on this machine, 2 CPU ranks, minutes
 # make test: the tests that take no whole runs, minutes; make test ALL=1 adds whole runs and, as root, jobs on a real Slurm
 # make lint: ruff and mypy
 # make install: only what the two install anyway; settings: PYTHON=python3.12 PIP_ARGS=… ARGS=…
@@ -58,10 +58,12 @@ $(INSTALLED)_vllm_omni: $(INSTALLED) constraints/vllm_omni_cpu.txt omnirl_hpc/ro
 # The same command again goes on with a demo that was stopped; rm -r runs/demo starts over.
 demo: $(WITH_ENGINE)
 	@mkdir -p $(DEMO)
-	@[ -f $(DEMO)/model/model_index.json ] || { rm -rf $(DEMO)/model; $(PY) -m omnirl_hpc tiny-model $(DEMO)/model; }
-	@[ -f $(DEMO)/prompts.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/prompts.parquet --kind ocr --count 64 --seed 0
+	@[ -f $(DEMO)/glyph/model_index.json ] || { rm -rf $(DEMO)/glyph; $(PY) -m omnirl_hpc glyph-model $(DEMO)/glyph; }
+	@[ -f $(DEMO)/words.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/words.parquet --kind glyph
+	@[ -f $(DEMO)/held_out.parquet ] || $(PY) -m omnirl_hpc prompts $(DEMO)/held_out.parquet --kind glyph --held-out
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 -m omnirl_hpc train \
-	  recipe=flowgrpo_tiny rollout=$(ENGINE) run_dir=$(DEMO)/$(RUN) model.path=$(DEMO)/model data.prompts=$(DEMO)/prompts.parquet $(ARGS)
+	  recipe=flowgrpo_glyph rollout=$(ENGINE) run_dir=$(DEMO)/$(RUN) model.path=$(DEMO)/glyph \
+	  data.prompts=$(DEMO)/words.parquet evaluation.prompts=$(DEMO)/held_out.parquet $(ARGS)
 
 test: $(WITH_ENGINE)
 	@$(PY) -m pytest $(FAST) $(ARGS)

@@ -98,6 +98,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
     from omnirl_hpc.layout import make_layout
     from omnirl_hpc.metrics.attention import observe_attention
     from omnirl_hpc.policies import CURRENT
+    from omnirl_hpc.sampling.streams import LATENTS
 
     paths = [
         f"model.path={work}/{layers}",
@@ -116,7 +117,7 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
             actor.velocity(point, CURRENT)
 
     def both() -> None:
-        actor.velocity(point, CURRENT).square().mean().backward()
+        actor.velocity(point, CURRENT)[LATENTS].square().mean().backward()
 
     times = [timed(forward) / images, timed(both) / images]
     torch.cuda.reset_peak_memory_stats()
@@ -135,19 +136,26 @@ def measure(work: Path, layers: int, options: argparse.Namespace, overrides: lis
 
 def make_point(family, config, tokens: int, device: torch.device):
     from omnirl_hpc.algorithms.algorithm import TrainingPoint
-    from omnirl_hpc.sampling.trajectories import TextEmbeds
+    from omnirl_hpc.sampling.streams import LATENTS
 
     size = config.actor.micro_batch_size
 
-    def text(valid: int) -> TextEmbeds:
+    def text(valid: int) -> dict[str, torch.Tensor]:
         mask = (torch.arange(tokens, device=device) < valid).expand(size, tokens)
-        return TextEmbeds(
-            torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16), mask, batch_size=[size]
-        )
+        return {
+            "embeds": torch.randn(size, tokens, 3584, device=device, dtype=torch.bfloat16),
+            "mask": mask,
+        }
 
-    latents = torch.randn(size, *family.latent_shape(), device=device)
+    latents = torch.randn(size, *family.stream_shapes()[LATENTS], device=device)
     ones = torch.ones(size, device=device)
-    return TrainingPoint(latents, 500 * ones, text(tokens - 8), text(8), ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: latents},
+        timesteps={LATENTS: 500 * ones},
+        conditions=text(tokens - 8),
+        negative=text(8),
+        weights=ones,
+    )
 
 
 def timed(function) -> float:

@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -95,17 +96,18 @@ def measure(config, options: argparse.Namespace, device: torch.device) -> Iterat
 
     yield "LoRA update and receipt s", second(lambda: deliver_lora(engine, state, 0))
     yield "update alone s", second(lambda: engine._lora.write(state))
+
+    def generate(requests: list) -> None:
+        for _ in engine.generate(requests):
+            pass
+
     for tokens in options.text_tokens or [128]:
         requests = make_requests(tokens, size)
 
-        def generate() -> None:
-            for _ in engine.generate(requests):
-                pass
-
-        yield f"{tokens} tokens: s/image", second(generate) / size
+        yield f"{tokens} tokens: s/image", second(partial(generate, requests)) / size
         if options.profile and tokens == (options.text_tokens or [128])[0]:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                generate()
+                generate(requests)
                 torch.cuda.synchronize()
             print(
                 profile.key_averages().table(
@@ -129,21 +131,23 @@ def random_adapter(config, family, device: torch.device) -> dict[str, Tensor]:
     with torch.device("meta"):
         settings = QwenImageTransformer2DModel.load_config(config.model.path, subfolder="transformer")
         transformer = QwenImageTransformer2DModel.from_config(settings)
-        add_lora(transformer, config.actor.lora, family.lora_targets, torch.float32, seed=0)
+        add_lora(transformer, config.actor.lora, family.spec.lora_targets, torch.float32, seed=0)
     slots = lora_parameters(transformer)
     return {name: (0.01 * torch.randn(slot.shape, device=device)).bfloat16() for name, slot in slots.items()}
 
 
 def make_requests(tokens: int, count: int) -> list:
     from omnirl_hpc.rollout.engine import SampleRequest
+    from omnirl_hpc.sampling.samples import SampleIdentity
     from omnirl_hpc.sampling.windows import Window
 
     text, negative = (
-        standard_normal((length, 3584), name).bfloat16()
+        {"embeds": standard_normal((length, 3584), name).bfloat16()}
         for name, length in (("text", tokens - 8), ("negative", 8))
     )
     return [
-        SampleRequest(0, 0, 0, "prompt", i, Window(i % 4, 2), text, negative, tokens) for i in range(count)
+        SampleRequest(SampleIdentity(0, 0, "prompt", i), 0, Window(i % 4, 2), text, negative, tokens)
+        for i in range(count)
     ]
 
 

@@ -4,8 +4,8 @@
 
 Both checkouts make the same strict runs of the tiny recipe on two ranks: as it is, with all that keeps or
 compares policies (running mean, reference, evaluation), with all weights. AFTER also makes the last step from
-a checkpoint of BEFORE. `omnirl-hpc compare` of AFTER tells whether two runs are equal. The runs of BEFORE stay in
-WORK and are not made again. Exit 0: all equal; 1: not, and which.
+a checkpoint of BEFORE. `omnirl-hpc compare` of AFTER tells whether two runs are equal. The runs of BEFORE
+stay in WORK and are not made again. Exit 0: all equal; 1: not, and which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""determinism=strict: two runs of the same recipe on the same layout are equal to the bit, and can prove it."""
+"""determinism=strict: two runs of the same recipe on the same layout are equal to the bit,
+and can prove it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,7 @@ def enable_strict() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # costs time, and nothing here reads such memory
-    )
+    # Filling costs time, and nothing here reads such memory. The module has it as a property.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

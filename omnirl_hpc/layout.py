@@ -70,7 +70,8 @@ def make_layout(config: Config, rank: int, world_size: int) -> Layout:
         replica_size *= value
     if world_size % replica_size:
         raise ConfigError(
-            f"a replica of {replica_size} ranks ({' x '.join(parallel)}) does not divide the {world_size} rank(s) of this job"
+            f"a replica of {replica_size} ranks ({' x '.join(parallel)}) does not divide the {world_size} "
+            "rank(s) of this job"
         )
     shard_size = config.actor.shard_size or world_size
     if shard_size < 1 or world_size % shard_size:

@@ -32,8 +32,13 @@ class _Entry:
     def on_device(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storage)
 
+    def on_host(self) -> Tensor:
+        """The host copy, once `_to_host` has made it."""
+        assert self.host is not None
+        return self.host
+
     def to_device(self) -> None:
-        self.on_device().copy_(self.host, non_blocking=True)
+        self.on_device().copy_(self.on_host(), non_blocking=True)
 
 
 class PinnedTensors:
@@ -70,7 +75,7 @@ class PinnedTensors:
     def on_host(self, tensor: Tensor) -> Tensor:
         """The host copy of an added tensor, or of a view of one."""
         entry = self._entries[tensor.untyped_storage()._cdata]
-        host = entry.host.view(tensor.dtype)
+        host = entry.on_host().view(tensor.dtype)
         return host.as_strided(
             tensor.size(), tensor.stride(), host.storage_offset() + tensor.storage_offset()
         )
@@ -154,7 +159,7 @@ def _to_host(entries: list[_Entry]) -> None:
         for entry, part in zip(homeless, region.split(sizes)):
             entry.host = part[: entry.size]
     for entry in entries:
-        entry.host.copy_(entry.on_device(), non_blocking=True)
+        entry.on_host().copy_(entry.on_device(), non_blocking=True)
     _wait_for_copies()
 
 
@@ -169,7 +174,8 @@ def page_locked(nbytes: int, device: torch.device) -> Tensor:
         status = int(torch.cuda.cudart().cudaHostRegister(region.data_ptr(), nbytes, 0))
         if status:
             raise OmniRLError(
-                f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): see ulimit -l"
+                f"{nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA error {status}): "
+                "see ulimit -l"
             )
     return region
 

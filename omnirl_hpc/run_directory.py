@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,9 +47,9 @@ class RunDirectory:
         if not self.config.is_file():
             raise ConfigError(f"{self.path} is not the folder of a run: it has no config.yaml")
 
-    def check_same_run(self, config_yaml: str) -> None:
+    def check_same_run(self, config_yaml: str, unused: Sequence[str] = ()) -> None:
         """Raise ConfigError where the folder holds a run with other settings: a run goes on only as what it
-        is.
+        is. unused: groups whose classes `config_yaml` was loaded without.
         """
         try:
             if not any(name.startswith("step_") for name in os.listdir(self.checkpoints)):
@@ -61,7 +61,7 @@ class RunDirectory:
             raise ConfigError(
                 f"run_dir={self.path}: {error.filename} cannot be read ({error.strerror})"
             ) from None
-        check_same_run(saved_yaml, config_yaml, str(self.path))
+        check_same_run(saved_yaml, config_yaml, str(self.path), unused)
 
     def create(self) -> None:
         """Make the folders. Every rank may call it. Raises ConfigError where the place cannot be written."""
@@ -151,7 +151,9 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Around every write to the folder. Raises LockLostError where the run has lost it, or OutputError."""
+        """Around every write to the folder. Raises LockLostError where the run has lost it,
+        or OutputError.
+        """
         with writing(path):
             self.require_lock()
             yield

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import AbstractSet, Any, Protocol
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Sync(ABC):
     def __init__(self, actor: PolicySource, engine: RolloutEngine, dtype: torch.dtype) -> None:
         """dtype: the engine's."""
         self._actor, self._engine, self._dtype = actor, engine, dtype
+        self.metrics: dict[str, float] = {}  # of the last one
 
     @abstractmethod
     def send(self, policy: str, version: int) -> None:
@@ -55,6 +57,7 @@ class Sync(ABC):
         receipt = self._confirm(version)
         bound = len(receipt.bound)
         log.info("version %d: %d %s bound, checksum %s", version, bound, self.unit, receipt.checksum)
+        self.metrics = {"sync/bound": bound, "sync/version": receipt.version}
         return receipt
 
     @abstractmethod
@@ -86,6 +89,16 @@ class WeightSync(Sync):
 
     def _confirm(self, version: int) -> Receipt:
         return confirm_weights(self._engine, self._sent, version)
+
+
+class NoSync:
+    """Where no engine samples."""
+
+    metrics: dict[str, float] = {}
+
+    def send(self, policy: str, version: int) -> None: ...
+
+    def confirm(self, version: int) -> None: ...
 
 
 def make_sync(actor: PolicySource, engine: RolloutEngine, dtype: torch.dtype) -> Sync:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo as a job on CPU nodes: a tiny random Qwen-Image, made here, learns to make images that compress well. Minutes.
+# A small run as a job on CPU nodes: a tiny random Qwen-Image, made here, learns to make images that compress well. Minutes.
 # The same shape as flowgrpo_qwen_image.sh: try launchers, requeue and a new centre with it first.
 #
 #   sbatch sbatch/flowgrpo_tiny.sh

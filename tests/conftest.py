@@ -30,10 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of `omnirl-hpc tiny-model`."""
-    from omnirl_hpc.models.qwen_image.tiny import write_tiny_qwen_image
+    from omnirl_hpc.models.qwen_image.tiny import write_tiny
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    write_tiny_qwen_image(folder, seed=0)
+    write_tiny(folder, seed=0)
     return folder
 
 

@@ -18,12 +18,12 @@ PACKAGE = Path(omnirl_hpc.__file__).parent
 # its place here.
 LEVELS = (
     {"errors", "hashing", "pinned", "determinism", "installation", "policies", "sharded_files"},
-    {"config", "layout", "launch", "run_directory", "planning"},
+    {"config", "layout", "launch", "run_directory"},
     {"models", "sampling", "algorithms", "data"},
-    {"metrics"},
+    {"metrics", "planning"},
     {"rollout", "actor", "rewards", "sync", "residency"},
-    {"checkpoints"},
-    {"roll_out", "evaluation", "checks"},
+    {"sources"},
+    {"checkpoints", "evaluation", "checks"},
     {"trainer"},
     {"report"},
     {"cli"},
@@ -120,7 +120,9 @@ def test_no_process_group_below_the_engines(name):
 def test_optional_packages_stay_where_they_belong(name):
     tops = {i.partition(".")[0] for i in imports(name)}
     if not name.startswith("omnirl_hpc.rollout.vllm_omni"):
-        assert not tops & {"vllm", "vllm_omni"}
+        # How a family's pipeline is called is the family's business: in a function, once the engine is there.
+        of_a_driver = {"vllm_omni"} if name.endswith(".drivers") and room(name) == "models" else set()
+        assert not tops & ({"vllm", "vllm_omni"} - of_a_driver)
     if name != "omnirl_hpc.metrics.trackers":
         assert not tops & {"tensorboard", "wandb", "trackio"}
     assert not tops & {"ray", "verl"}
@@ -133,6 +135,7 @@ def test_optional_packages_stay_where_they_belong(name):
         ["omnirl_hpc.launch.identity"],
         ["omnirl_hpc.layout"],
         sorted(name for name in MODULES if room(name) == "planning"),
+        sorted(name for name in MODULES if room(name) == "models" and name.endswith((".spec", ".shape"))),
         ["omnirl_hpc.cli.plan", "omnirl_hpc.cli.recipes"],
         [
             "omnirl_hpc.cli.main",
@@ -151,7 +154,10 @@ def test_optional_packages_stay_where_they_belong(name):
     ids=lambda names: names[0],
 )
 def test_is_imported_without_torch(names):
-    program = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'diffusers', 'transformers'}} & set(sys.modules)))"
+    program = (
+        f"import sys, {', '.join(names)}; "
+        "print(sorted({'torch', 'diffusers', 'transformers'} & set(sys.modules)))"
+    )
     environ = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *sys.path])}
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ

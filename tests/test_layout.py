@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omnirl_hpc.config.schema import ActorConfig, Config, FlowGRPOConfig, RolloutConfig
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
+from omnirl_hpc.config.schema import ActorConfig, Config, RolloutConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import Layout, make_layout
 

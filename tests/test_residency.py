@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from omnirl_hpc.actor.fsdp import FSDPActor
+from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import lora_parameters
@@ -99,14 +100,14 @@ def test_auto_without_a_gpu_has_nothing_to_share(tiny_model, tiny_prompts, tmp_p
 
 def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
     engine = DiffusersEngine(config, QwenImage(config.model), CPU, PhaseTimer(CPU))
-    before = engine.encode("a cat")
+    before = engine.encode(Prompt("0", "a cat"))["embeds"]
     lora = {
         name: tensor.detach().clone()
         for name, tensor in lora_parameters(engine._pipeline.transformer).items()
     }
     engine.sleep()
     for use in (
-        lambda: engine.encode("a cat"),
+        lambda: engine.encode(Prompt("0", "a cat")),
         lambda: list(engine.generate([])),
         lambda: engine.load_lora(lora, 1),
         engine.sleep,
@@ -116,7 +117,7 @@ def test_an_engine_used_asleep_says_so_and_awake_is_what_it_was(config):
     for module in (engine._pipeline.transformer, engine._pipeline.text_encoder, engine._pipeline.vae):
         assert all(t.untyped_storage().nbytes() == 0 for t in [*module.parameters(), *module.buffers()])
     engine.wake()
-    assert torch.equal(engine.encode("a cat"), before)
+    assert torch.equal(engine.encode(Prompt("0", "a cat"))["embeds"], before)
     assert all(
         torch.equal(t, lora[name]) for name, t in lora_parameters(engine._pipeline.transformer).items()
     )

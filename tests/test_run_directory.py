@@ -6,14 +6,15 @@ import json
 import logging
 import os
 
-import numpy as np
 import pytest
+import torch
 
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import ConfigError, LockLostError, OutputError
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.samples import save_samples
 from omnirl_hpc.run_directory import RunDirectory, describe_environment
+from omnirl_hpc.sampling.samples import Media
 
 
 def test_folders_and_files(tmp_path):
@@ -101,7 +102,9 @@ def test_who_lost_the_lock_writes_nothing(tmp_path):
         lambda: run.write_start("seed: 1", {}),
         lambda: run.cut(0, metrics=0),
         lambda: hashes.gradients(0, 0, lambda: []),
-        lambda: save_samples(run, 0, np.zeros((1, 4, 4, 3), np.uint8), [Prompt("a", "a")], [0.0]),
+        lambda: save_samples(
+            run, 0, Media(torch.zeros(1, 1, 3, 4, 4, dtype=torch.uint8)), [Prompt("a", "a")], [0.0]
+        ),
     )
     logger = logging.getLogger("omnirl_hpc")
     before = list(logger.handlers), logger.level

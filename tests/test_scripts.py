@@ -74,7 +74,9 @@ def launch_command(tasks: int, per_node: int | None) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize(("tasks", "per_node"), [(3, 2), (3, None), (1, None)])
 def test_torchrun_starts_all_tasks_or_is_refused(tasks, per_node):
-    """`sbatch --nodes=2 --ntasks=3 --ntasks-per-node=2` would train on four ranks, without the last on two."""
+    """`sbatch --nodes=2 --ntasks=3 --ntasks-per-node=2` would train on four ranks,
+    without the last on two.
+    """
     ended = launch_command(tasks, per_node)
     assert ended.returncode == 2 and f"{tasks} tasks on 2 nodes are not" in ended.stderr, ended
 

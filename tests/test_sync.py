@@ -24,7 +24,7 @@ class Trained:
     def __init__(self, config):
         family = QwenImage(config.model)
         transformer = family.load_transformer(torch.float32)
-        add_lora(transformer, config.actor.lora, family.lora_targets, torch.float32, config.seed)
+        add_lora(transformer, config.actor.lora, family.spec.lora_targets, torch.float32, config.seed)
         fill_adapter(transformer, seed=3)
         self.state = {name: parameter.detach() for name, parameter in lora_parameters(transformer).items()}
 
@@ -79,7 +79,7 @@ def test_what_was_collected_outlives_the_actors_memory(config):
 
 
 def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_prompts, tmp_path):
-    targets = [target for target in QwenImage.lora_targets if target != "to_q"]
+    targets = [target for target in QwenImage.spec.lora_targets if target != "to_q"]
     other = make_config(
         tiny_model,
         tiny_prompts,
@@ -92,7 +92,8 @@ def test_an_engine_that_lacks_a_module_stops_the_run(config, tiny_model, tiny_pr
         sync(config, engine)
     assert str(error.value) == (
         "LoRA version 1: the actor trains 24 modules, the engine has bound 22; "
-        "only in the actor: transformer_blocks.0.attn.to_q, transformer_blocks.1.attn.to_q; only in the engine: none"
+        "only in the actor: transformer_blocks.0.attn.to_q, transformer_blocks.1.attn.to_q; "
+        "only in the engine: none"
     )
 
 
@@ -103,7 +104,9 @@ def test_an_engine_with_a_module_more_stops_the_run(config, engine):
     }
     with pytest.raises(
         SyncError,
-        match="trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more",
+        match=(
+            "trains 14 modules, .* has bound 24; only in the actor: none; only in the engine: .* and 7 more"
+        ),
     ):
         deliver_lora(engine, collect_lora(actor, getattr(torch, config.rollout.dtype)), version=1)
 

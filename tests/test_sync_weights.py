@@ -14,6 +14,8 @@ from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.noise import standard_normal
+from omnirl_hpc.sampling.samples import SampleIdentity, Samples
+from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.helpers import ALONE, CPU, make_config
@@ -45,8 +47,9 @@ def generate(engine, dtype: str) -> Tensor:
     text, negative = (
         standard_normal((length, 32), 0, "text", length).to(getattr(torch, dtype)) for length in (7, 3)
     )
-    request = SampleRequest(0, 0, 0, "0", 0, Window(0, 2), text, negative, text_length=64)
-    return torch.cat(list(engine.generate([request]))).latents
+    identity = SampleIdentity(0, 0, "0", 0)
+    request = SampleRequest(identity, 0, Window(0, 2), {"embeds": text}, {"embeds": negative}, width=64)
+    return Samples.cat(list(engine.generate([request]))).trajectory.latents[LATENTS]
 
 
 @pytest.mark.parametrize("asleep", [True, False])
@@ -97,6 +100,6 @@ def test_weights_that_only_one_side_has_are_named(config, engine):
     with pytest.raises(SyncError) as error:
         sync(config, engine, weights)
     assert str(error.value) == (
-        "weights version 1: the actor trains 77 weights, the engine has bound 77; only in the actor: nothing.weight; "
-        "only in the engine: img_in.weight"
+        "weights version 1: the actor trains 77 weights, the engine has bound 77; only in the actor: "
+        "nothing.weight; only in the engine: img_in.weight"
     )

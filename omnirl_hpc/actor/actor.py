@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.policies import CURRENT, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class Actor(Protocol):
@@ -26,8 +27,10 @@ class Actor(Protocol):
     def transformer(self) -> nn.Module:
         """The network that is trained, to be looked at."""
 
-    def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
-        """[B, S, C] guided velocity that a policy, or the reference, predicts."""
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
+        """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,
+        predicts.
+        """
 
     def apply_gradients(self) -> tuple[float, float]:
         """Clip, take an optimizer step, clear the gradients. Returns (gradient norm before clipping, learning
@@ -67,7 +70,9 @@ class Actor(Protocol):
         """The inverse of `scheduler_state`."""
 
     def keep(self) -> None:
-        """Remember what is trained, optimizer and schedule in host memory, between two steps; asleep or not."""
+        """Remember what is trained, optimizer and schedule in host memory, between two steps;
+        asleep or not.
+        """
 
     def rollback(self) -> None:
         """Undo everything since `keep`. Raises RuntimeError where a `sleep` after an update has

@@ -27,8 +27,10 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import CheckpointError, NonFiniteError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
+from omnirl_hpc.sampling.streams import Streams
 
 
 class FSDPActor:
@@ -45,6 +47,8 @@ class FSDPActor:
         """policies: those that the algorithm needs; what is stored of each starts as the current one."""
         self._config = config
         self._family = family
+        self._guidance = family.guidance(config.sampling)
+        self._numerics = actor_numerics(config)
         self._trained = what_is_trained(config, family)
         self.adapter_config = self._trained.adapter_config
         transformer = family.empty_transformer(self._trained.base_dtype)
@@ -52,12 +56,13 @@ class FSDPActor:
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
+        blocks = repeated_blocks(transformer, family.spec.block_classes)
         if config.actor.compile:
-            compile_blocks(transformer)
+            compile_blocks(blocks)
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        self._transformer = shard(transformer, mesh, getattr(torch, config.actor.dtype))
+        self._transformer = shard(transformer, blocks, mesh, getattr(torch, config.actor.dtype))
         fill_from_files(transformer, Path(config.model.path) / "transformer", device)
         self._parameters = self._trained.parameters(transformer)
         for name, value in self._trained.first_values(self._parameters):
@@ -93,7 +98,7 @@ class FSDPActor:
     def transformer(self) -> nn.Module:
         return self._transformer
 
-    def velocity(self, point: TrainingPoint, policy: str) -> Tensor:
+    def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         self._require_awake()
         dtype = getattr(torch, self._config.actor.dtype)
         with self._under(policy):
@@ -101,10 +106,10 @@ class FSDPActor:
                 self._transformer,
                 point.latents,
                 point.timesteps,
-                point.text.in_dtype(dtype),
-                None if point.negative is None else point.negative.in_dtype(dtype),
-                self._config.sampling.true_cfg_scale,
-                batched=self._config.actor.cfg == "batched",
+                _in_dtype(point.conditions, dtype),
+                None if point.negative is None else _in_dtype(point.negative, dtype),
+                self._guidance,
+                self._numerics,
             )
 
     def apply_gradients(self) -> tuple[float, float]:
@@ -234,6 +239,14 @@ class FSDPActor:
                 module.reshard()
 
 
+def _in_dtype(conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks and token ids stay as they are."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in conditions.items()
+    }
+
+
 def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
     """Full tensors into sharded ones, in place."""
     if state.keys() != sharded.keys():
@@ -269,15 +282,17 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def shard(transformer: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> FSDPModule:
-    """Shard each repeated block, then the rest, over the mesh's `shard` axis; moves them to the mesh's
+def shard(
+    transformer: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype
+) -> FSDPModule:
+    """Shard each of the blocks, then the rest, over the mesh's `shard` axis; moves them to the mesh's
     device.
 
     The forward pass runs in `dtype`, also where master weights are fp32; gradients are reduced in fp32 and
     summed over ranks, since the weights of all samples of an update already sum to 1.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for module in [*repeated_blocks(transformer), transformer]:
+    for module in [*blocks, transformer]:
         fully_shard(module, mesh=mesh, mp_policy=policy)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one

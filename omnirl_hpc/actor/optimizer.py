@@ -18,10 +18,11 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConf
     The optimizer's state is made at once, as AdamW would make it at its first step: checkpoints, offload and
     roll-back then always meet the same tensors.
     """
+    beta1, beta2 = config.betas
     optimizer = AdamW(
         list(parameters.values()),
         lr=config.lr,
-        betas=tuple(config.betas),
+        betas=(beta1, beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
     )

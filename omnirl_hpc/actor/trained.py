@@ -45,7 +45,7 @@ class TrainedAdapter(Trained):
 
     def __init__(self, config: ActorConfig, family: ModelFamily, seed: int) -> None:
         self._config, self._seed = config.lora, seed
-        self._targets = tuple(config.lora.target_modules or family.lora_targets)
+        self._targets = tuple(config.lora.target_modules or family.spec.lora_targets)
         self.base_dtype = getattr(torch, config.dtype)
         self.adapter_config = peft_config(config.lora, self._targets)
 

@@ -1,19 +1,20 @@
-"""Evaluating and updating an actor with an algorithm: the loops over micro-batches and training points."""
+"""Evaluating and updating an actor with an algorithm: the loops over training points."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.actor.ema import ema_blend
-from omnirl_hpc.algorithms.algorithm import Algorithm, TrainingPoint
+from omnirl_hpc.algorithms.algorithm import Algorithm, LikelihoodAlgorithm, LikelihoodPoint, TrainingPoint
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.policies import CURRENT
+from omnirl_hpc.sampling.streams import Streams, map_streams
 
 log = logging.getLogger(__name__)
 
@@ -26,44 +27,51 @@ MEAN_GAP = "ratio/first_update_mean_abs_log"
 @torch.no_grad()
 def recompute_old_log_probs(
     actor: Actor,
-    algorithm: Algorithm,
-    points: Sequence[TrainingPoint],
+    algorithm: LikelihoodAlgorithm,
+    points: Iterable[LikelihoodPoint],
     metrics: Accumulator,
     check_stop: Callable[[], None],
-) -> None:
-    """Show the algorithm what the actor predicts before its first update. `check_stop` is called before each
-    point.
+) -> list[Tensor]:
+    """What the actor makes of each point before its first update: [B] log-probabilities. `check_stop` is
+    called before each point.
 
     Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with
     its own forward pass.
     """
+    log_probs = []
     for point in points:
         check_stop()
-        _measure_gap(algorithm, point, actor.velocity(point, CURRENT), metrics)
+        log_probs.append(_compare(algorithm, point, actor.velocity(point, CURRENT), metrics))
+    return log_probs
 
 
 def accumulate_gradients(
     actor: Actor,
     algorithm: Algorithm,
-    points: Sequence[TrainingPoint],
+    points: Iterable[TrainingPoint],
     metrics: Accumulator,
     check_stop: Callable[[], None],
-    first: bool,
+    old: Sequence[Tensor] | None = None,
+    first: bool = False,
 ) -> None:
     """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is
     that of one point.
 
-    `first`: no optimizer step has been made since the rollout. A loss that is not finite shows in
-    `apply_gradients`, on all ranks.
+    old: of each point, from `recompute_old_log_probs`. first: no optimizer step has been made since the
+    rollout. A loss that is not finite shows in `apply_gradients`, on all ranks.
     """
-    for point in points:
+    for i, point in enumerate(points):
         check_stop()
         velocities = {}
         for policy in algorithm.policies:
             with torch.set_grad_enabled(policy == CURRENT):
                 velocities[policy] = actor.velocity(point, policy)
-        if first:
-            _measure_gap(algorithm, point, velocities[CURRENT].detach(), metrics)
+        if isinstance(algorithm, LikelihoodAlgorithm) and isinstance(point, LikelihoodPoint):
+            if first:
+                current = map_streams(Tensor.detach, velocities[CURRENT])
+                point = algorithm.with_old(point, _compare(algorithm, point, current, metrics))
+            elif old is not None:
+                point = algorithm.with_old(point, old[i])
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -75,18 +83,19 @@ def accumulate_gradients(
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
-    if LARGEST_GAP not in metrics:  # the algorithm has no likelihoods
+    if not isinstance(algorithm, LikelihoodAlgorithm):
         return
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
         raise MismatchError(
-            f"before the first update, the actor's log-probabilities differ from the engine's by up to {gap:.3g}, more than "
-            f"rollout.max_log_prob_gap={limit}: the two do not compute the same policy"
+            "before the first update, the actor's log-probabilities differ from the engine's by up to "
+            f"{gap:.3g}, more than rollout.max_log_prob_gap={limit}: the two do not compute the same policy"
         )
     if gap > algorithm.tolerated_gap:
         log.warning(
-            "the engine's log-probabilities differ from the actor's by up to %.3g, more than the clip range %.3g: with "
-            "algorithm.old_log_prob=rollout such samples are clipped before anything is learned; recompute avoids it",
+            "the engine's log-probabilities differ from the actor's by up to %.3g, more than the clip range "
+            "%.3g: with algorithm.old_log_prob=rollout such samples are clipped before anything is learned; "
+            "recompute avoids it",
             gap,
             algorithm.tolerated_gap,
         )
@@ -104,8 +113,12 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
     metrics.set("lr", lr)
 
 
-def _measure_gap(algorithm: Algorithm, point: TrainingPoint, velocity: Tensor, metrics: Accumulator) -> None:
-    gap = algorithm.before_first_update(point, velocity)
-    if gap is not None:
-        metrics.add_max(LARGEST_GAP, gap.max())
-        metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))
+def _compare(
+    algorithm: LikelihoodAlgorithm, point: LikelihoodPoint, velocity: Streams, metrics: Accumulator
+) -> Tensor:
+    """[B] log-probabilities of the actor, whose distance from the engine's is noted."""
+    log_prob = algorithm.log_prob(point, velocity)
+    gap = (log_prob - point.rollout_log_prob).abs()
+    metrics.add_max(LARGEST_GAP, gap.max())
+    metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))
+    return log_prob

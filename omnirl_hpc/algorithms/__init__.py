@@ -2,7 +2,14 @@
 group.
 """
 
-from omnirl_hpc.algorithms.algorithm import Algorithm
+from omnirl_hpc.algorithms.algorithm import Algorithm, LikelihoodAlgorithm
 from omnirl_hpc.algorithms.flow_grpo import FlowGRPO
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import Config
 
-__all__ = ["Algorithm", "FlowGRPO"]
+__all__ = ["Algorithm", "FlowGRPO", "LikelihoodAlgorithm", "make_algorithm"]
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """The one that the settings name. Raises ConfigError where they do not fit it."""
+    return find_class("algorithm", config.algorithm.name)(config)

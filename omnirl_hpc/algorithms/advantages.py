@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STANDARD_DEVIATIONS = ("batch", "group", None)
 EPSILON = 1e-4  # added to the standard deviation, as in flow_grpo and its descendants
 
 
@@ -20,7 +21,7 @@ def advantages(
     A group whose valid rewards are all equal, a group of one included, gives exactly 0.
     Raises ValueError for a reward that is not finite and not masked, and for an unknown `std`.
     """
-    if std not in ("batch", "group", None):
+    if std not in STANDARD_DEVIATIONS:
         raise ValueError(f"std={std!r} must be 'batch', 'group' or None")
     valid = torch.ones_like(group_ids, dtype=torch.bool) if mask is None else mask
     if not bool(torch.isfinite(rewards[valid]).all()):
@@ -40,7 +41,9 @@ def advantages(
 
 
 def zero_std_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> int:
-    """The number of groups that teach nothing, because all valid rewards in them are equal or none is valid."""
+    """The number of groups that teach nothing, because all valid rewards in them are equal or none is
+    valid.
+    """
     count = 0
     for group in torch.unique(group_ids):
         inside = rewards[(group_ids == group) & mask]

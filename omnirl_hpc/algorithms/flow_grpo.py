@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Optional
+
 from torch import Tensor
 
-from omnirl_hpc.algorithms.advantages import advantages
-from omnirl_hpc.algorithms.algorithm import Algorithm, LossOutput, TrainingPoint, weighted_sum
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.algorithms.advantages import STANDARD_DEVIATIONS, advantages
+from omnirl_hpc.algorithms.algorithm import (
+    LikelihoodAlgorithm,
+    LikelihoodPoint,
+    LossOutput,
+    weighted_sum,
+    with_reference,
+)
+from omnirl_hpc.algorithms.surrogate import clipped_surrogate
+from omnirl_hpc.algorithms.units import Batch
+from omnirl_hpc.config.schema import AlgorithmConfig, Config
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.policies import CURRENT, REFERENCE
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import stack_conditions
+from omnirl_hpc.sampling.schedule import Schedule
+from omnirl_hpc.sampling.streams import Streams, map_streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import Transition, transition
+from omnirl_hpc.sampling.windows import window_size
 
 
-class FlowGRPO(Algorithm):
+@dataclass
+class FlowGRPOConfig(AlgorithmConfig):
+    """PPO clipping of the likelihood ratio of stochastic denoising steps."""
+
+    name: str = "flow_grpo"
+    clip_range: float = (
+        1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
+    )
+    advantage_clip: float = 5.0
+    advantage_std: Optional[str] = "batch"  # batch | group | null: what advantages are divided by
+    kl_coef: float = 0.0  # of the KL divergence to the reference (adapters off)
+    old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+
+    def __post_init__(self) -> None:
+        require(self.clip_range > 0, f"algorithm.clip_range={self.clip_range} must be greater than 0")
+        require(
+            self.advantage_clip > 0, f"algorithm.advantage_clip={self.advantage_clip} must be greater than 0"
+        )
+        require(self.kl_coef >= 0, f"algorithm.kl_coef={self.kl_coef} must not be negative")
+        one_of("algorithm.old_log_prob", self.old_log_prob, ("recompute", "rollout"))
+        one_of("algorithm.advantage_std", self.advantage_std, STANDARD_DEVIATIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionPoint(LikelihoodPoint):
+    """One stochastic step."""
+
+    advantages: Tensor  # [B] fp32
+    next_latents: Streams  # [B, …] fp32, what the step drew
+    sigma: Streams  # [B] fp32, before and after the step
+    sigma_next: Streams
+    sigma_max: Streams  # [B] fp32, the schedule's second sigma
+
+
+class FlowGRPO(LikelihoodAlgorithm[TransitionPoint]):
     """PPO clipping of rho = exp(log p - log p_old), and optionally a KL divergence to the reference:
 
     loss = mean max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) + beta mean (mu - mu_ref)^2 / (2 std^2)
@@ -27,90 +76,85 @@ class FlowGRPO(Algorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.policies = (CURRENT, REFERENCE) if self.settings.kl_coef > 0 else (CURRENT,)
+        self.policies = with_reference((CURRENT,), self.settings.kl_coef)
         self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
         if not self.recomputes_old_log_prob:
             self.tolerated_gap = self.settings.clip_range
+
+    @property
+    def points_per_unit(self) -> int:
+        return window_size(self.config.sampling)
 
     def advantages(self, rewards: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
         clip = self.settings.advantage_clip
         return advantages(rewards, groups, std=self.settings.advantage_std, mask=mask).clamp(-clip, clip)
 
-    def training_points(
-        self, batch: Trajectories, advantages: Tensor, weights: Tensor
-    ) -> list[TrainingPoint]:
-        steps = batch.log_probs.shape[1]
-        return [
-            TrainingPoint(
-                latents=batch.latents[:, i],
-                timesteps=batch.timesteps[:, i],
-                text=batch.text,
-                negative=batch.negative,
-                advantages=advantages,
-                weights=weights / steps,
-                extras={
-                    "next_latents": batch.latents[:, i + 1],
-                    "sigma": batch.sigmas[:, i],
-                    "sigma_next": batch.sigmas[:, i + 1],
-                    "sigma_max": batch.sigma_max,
-                    "rollout_log_prob": batch.log_probs[:, i],
-                    "old_log_prob": batch.log_probs[:, i],  # overwritten where it is recomputed
-                },
+    def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[TransitionPoint]:
+        samples, made = batch.units, batch.units.trajectory
+        steps = made.log_probs.shape[1]
+        conditions = stack_conditions(samples.conditions)
+        negative = None if samples.negative is None else stack_conditions(samples.negative)
+        for i in range(steps):
+            yield TransitionPoint(
+                latents=_at(made.latents, i),
+                timesteps=_at(made.timesteps, i),
+                conditions=conditions,
+                negative=negative,
+                weights=batch.weights / steps,
+                advantages=batch.advantages,
+                next_latents=_at(made.latents, i + 1),
+                sigma=_at(made.sigmas, i),
+                sigma_next=_at(made.sigmas, i + 1),
+                sigma_max=made.sigma_max,
+                rollout_log_prob=made.log_probs[:, i],
+                old_log_prob=made.log_probs[:, i],
             )
-            for i in range(steps)
-        ]
 
-    def before_first_update(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
-        log_prob = self.log_prob(point, velocity)
-        if self.recomputes_old_log_prob:
-            point.extras["old_log_prob"] = log_prob
-        return (log_prob - point.extras["rollout_log_prob"]).abs()
+    def log_prob(self, point: TransitionPoint, velocity: Streams) -> Tensor:
+        return _log_prob(point, self._transitions(point, velocity))
 
-    def log_prob(self, point: TrainingPoint, velocity: Tensor) -> Tensor:
-        """[B] log-probability of the point's transition under a model that predicts `velocity`."""
-        return self._transition(point, velocity).log_prob
-
-    def loss(self, point: TrainingPoint, velocities: dict[str, Tensor]) -> LossOutput:
-        current = self._transition(point, velocities[CURRENT])
-        log_ratio = current.log_prob - point.extras["old_log_prob"]
-        # A sample of weight 0 is replaced before exp: a NaN times a zero gradient would still be a NaN
-        # gradient.
-        log_ratio = torch.where(point.weights > 0, log_ratio, 0.0)
-        ratio = torch.exp(log_ratio)
+    def loss(self, point: TransitionPoint, velocities: Mapping[str, Streams]) -> LossOutput:
+        current = self._transitions(point, velocities[CURRENT])
         clip = self.settings.clip_range
-        clipped = ratio.clamp(1 - clip, 1 + clip)
-        loss = weighted_sum(
-            torch.maximum(-point.advantages * ratio, -point.advantages * clipped), point.weights
+        surrogate = clipped_surrogate(
+            _log_prob(point, current) - point.old_log_prob, point.advantages, point.weights > 0, clip, clip
         )
-        means = {
-            "ratio/mean": ratio,
-            "clip_fraction": ((ratio - 1).abs() > clip).float(),
-            # of the old policy from the current one, the low-variance estimator rho - 1 - log rho (Schulman
-            # 2020)
-            "kl": ratio - 1 - log_ratio,
-        }
+        loss = weighted_sum(surrogate.loss, point.weights)
+        means = {"ratio/mean": surrogate.ratio, "clip_fraction": surrogate.clipped, "kl": surrogate.kl}
         if REFERENCE in velocities:
-            reference = self._transition(point, velocities[REFERENCE])
-            divergence = gaussian_kl(current.mean, reference.mean.detach(), current.std)
+            reference = self._transitions(point, velocities[REFERENCE])
+            divergences = {
+                name: gaussian_kl(step.mean, reference[name].mean.detach(), step.std)
+                for name, step in current.items()
+            }
+            divergence = mean_over_streams(divergences, point.latents)
             loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
-            means["kl_reference"] = divergence
-        maxima = {"ratio/max_abs_log": log_ratio.abs().max()}
-        return LossOutput(
-            loss, {k: v.detach() for k, v in means.items()}, {k: v.detach() for k, v in maxima.items()}
-        )
+            means["kl_reference"] = divergence.detach()
+        return LossOutput(loss, means, {"ratio/max_abs_log": surrogate.log_ratio.abs().max()})
 
-    def _transition(self, point: TrainingPoint, velocity: Tensor) -> Transition:
-        extras = point.extras
-        return transition(
-            self.config.sampling.transition,
-            velocity,
-            point.latents,
-            extras["sigma"],
-            extras["sigma_next"],
-            noise_level=self.config.sampling.noise_level,
-            sigma_max=extras["sigma_max"],
-            next_sample=extras["next_latents"],
-        )
+    def _transitions(self, point: TransitionPoint, velocity: Streams) -> dict[str, Transition]:
+        """Of each stream."""
+        return {
+            name: transition(
+                self.config.sampling.transition,
+                velocity[name],
+                latents,
+                point.sigma[name],
+                point.sigma_next[name],
+                noise_level=self.config.sampling.noise_level,
+                sigma_max=point.sigma_max[name],
+                next_sample=point.next_latents[name],
+            )
+            for name, latents in point.latents.items()
+        }
+
+
+def _at(streams: Streams, place: int) -> Streams:
+    return map_streams(lambda tensor: tensor[:, place], streams)
+
+
+def _log_prob(point: TransitionPoint, steps: dict[str, Transition]) -> Tensor:
+    return mean_over_streams({name: step.log_prob for name, step in steps.items()}, point.latents)
 
 
 def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -42,6 +42,8 @@ NOT_APPLIED = (
     "alpha_pattern",
 )  # they change what an adapter computes
 
+Step = int | Literal["best"]  # whose checkpoint: after so many steps, or the one kept as the best
+
 
 def adapter_file(path: Path) -> Path | None:
     """The file with the tensors, which `path` is or which lies in that folder; None where there is none."""
@@ -50,12 +52,12 @@ def adapter_file(path: Path) -> Path | None:
     return next((path / name for name in (PEFT_FILE, DIFFUSERS_FILE) if (path / name).is_file()), None)
 
 
-def step_or_best(text: str) -> int | str:
+def step_or_best(text: str) -> Step:
     """The value of the option --step."""
-    return text if text == "best" else int(text)
+    return "best" if text == "best" else int(text)
 
 
-def find_run_adapters(checkpoints: Path, step: int | str | None) -> tuple[int, dict[str, Path]]:
+def find_run_adapters(checkpoints: Path, step: Step | None) -> tuple[int, dict[str, Path]]:
     """The adapters in the checkpoint that `find_run_checkpoint` finds: (step, policy -> folder), the current
     one last. Raises as that does.
     """
@@ -70,7 +72,7 @@ def find_run_adapters(checkpoints: Path, step: int | str | None) -> tuple[int, d
     return step, {policy: folders[policy] for policy in sorted(folders, key=lambda p: (p == CURRENT, p))}
 
 
-def find_run_adapter(checkpoints: Path, step: int | str | None, policy: str = CURRENT) -> tuple[int, Path]:
+def find_run_adapter(checkpoints: Path, step: Step | None, policy: str = CURRENT) -> tuple[int, Path]:
     """One of them: (step, folder). Raises ConfigError for a policy that the run does not keep."""
     step, folders = find_run_adapters(checkpoints, step)
     if policy not in folders:
@@ -80,7 +82,7 @@ def find_run_adapter(checkpoints: Path, step: int | str | None, policy: str = CU
     return step, folders[policy]
 
 
-def find_run_checkpoint(checkpoints: Path, step: int | str | None) -> tuple[int, Path]:
+def find_run_checkpoint(checkpoints: Path, step: Step | None) -> tuple[int, Path]:
     """The checkpoint of `step` ("best": the one kept as such), else the newest whole one: (step, folder).
 
     Raises ConfigError where the one asked for is not there, CheckpointError where there is none at all.
@@ -133,9 +135,10 @@ def read_adapter_config(path: Path, assumed: LoraConfig | None = None) -> dict[s
         settings |= {"rank_pattern": others} if others else {}
     if missing := [name for name in NEEDED if name not in settings]:
         raise ConfigError(f"the settings of the adapter {file} lack {', '.join(missing)}")
-    if others := [name for name in NOT_APPLIED if settings.get(name)]:
+    if not_applied := [name for name in NOT_APPLIED if settings.get(name)]:
         raise ConfigError(
-            f"the adapter {file} has {', '.join(others)}: only plain LoRA, scaled by alpha / r, can be used"
+            f"the adapter {file} has {', '.join(not_applied)}: only plain LoRA, scaled by alpha / r, "
+            "can be used"
         )
     return settings
 

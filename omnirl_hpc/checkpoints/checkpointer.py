@@ -80,9 +80,9 @@ class CheckpointContent:
 class Checkpointer:
     """Writes and finds the checkpoints of one run. Constructor and public methods are collective.
 
-    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run has
-    lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once there
-    is a whole checkpoint, and not before.
+    No other run writes to the folder: before each change `require_lock` raises LockLostError where this run
+    has lost it, and then nothing is touched on any rank. What a killed save left there is cleared away once
+    there is a whole checkpoint, and not before.
     """
 
     def __init__(
@@ -163,6 +163,7 @@ class Checkpointer:
         saving = dcp.async_save(
             content.sharded, storage_writer=self._writer(content.step), process_group=self._group
         )
+        assert isinstance(saving, Future)  # torch returns something else only with a stager
 
         def finish() -> Manifest:
             saving.result()
@@ -183,6 +184,7 @@ class Checkpointer:
     ) -> None:
         if self._rank == 0:
             for folder, lora in adapters.items():
+                assert peft_config is not None  # it comes with adapters
                 save_adapter(self._temporary(step) / folder, lora, peft_config)
             write_text(self._temporary(step) / "state.json", json.dumps(state, indent=1))
 
@@ -283,7 +285,8 @@ class Checkpointer:
         try:
             probe.write_bytes(bytes(PROBE_BYTES))
         except OSError as refusal:
-            return text if refusal.strerror in text else f"{refusal.strerror} ({text})"
+            reason = refusal.strerror or str(refusal)
+            return text if reason in text else f"{reason} ({text})"
         finally:
             probe.unlink(missing_ok=True)
         return text

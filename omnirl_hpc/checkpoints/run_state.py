@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -22,14 +21,13 @@ from omnirl_hpc.checkpoints.checkpointer import CheckpointContent, Checkpointer
 from omnirl_hpc.checkpoints.files import checkpoint_path, read_state
 from omnirl_hpc.config.load import LoadedConfig
 from omnirl_hpc.config.resume import check_same_run
-from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import CheckpointError, ConfigError, ResumeError
 from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.policies import label
 from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
-from omnirl_hpc.rollout.engine import RolloutEngine
 from omnirl_hpc.run_directory import RunDirectory
+from omnirl_hpc.sources.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +64,13 @@ class RunState:
         run: RunDirectory,
         checkpointer: Checkpointer,
         actor: Actor,
-        engine: RolloutEngine,
         algorithm: Algorithm,
-        sampler: GroupSampler,
+        source: Source,
         residency: Residency,
         timer: PhaseTimer,
     ) -> None:
         self._loaded, self._run, self._checkpointer = loaded, run, checkpointer
-        self._actor, self._engine, self._algorithm, self._sampler = actor, engine, algorithm, sampler
+        self._actor, self._algorithm, self._source = actor, algorithm, source
         self._residency, self._timer = residency, timer
         self.unevaluated: dict[str, Any] | None = (
             None  # the metrics of the last step, where a stop came in its evaluation
@@ -155,7 +152,7 @@ class RunState:
         self._between_steps = {
             "step": step,
             "algorithm": self._algorithm.state_dict(),
-            "cursor": self._sampler.cursor,
+            "source": self._source.state_dict(),
             "best": None if self._best["step"] is None else self._best,
             "unevaluated": self.unevaluated,
         }
@@ -170,7 +167,6 @@ class RunState:
         if self._saved == (step, evaluated):
             return
         with self._timer.phase("checkpoint"):
-            config = self._loaded.config
             self._checkpointer.save(
                 CheckpointContent(
                     step=step,
@@ -179,8 +175,6 @@ class RunState:
                     state={
                         **self._between_steps,
                         "schedule": self._actor.scheduler_state(),
-                        "micro_batch_size": self._engine.micro_batch_size,  # what fitted into memory
-                        "prompts": fingerprint(config.data.prompts),
                         "config": self._loaded.to_yaml(),
                         "omnirl_hpc": __version__,
                         "world_size": dist.get_world_size(),
@@ -196,17 +190,11 @@ class RunState:
         # before `load`, which puts later checkpoints aside
         state = raise_on_all_ranks(lambda: read_state(path), CheckpointError)
         check_same_run(state["config"], self._loaded.to_yaml(), str(self._run.path))
-        prompts = self._loaded.config.data.prompts
-        if state["prompts"] != fingerprint(prompts):
-            raise ConfigError(
-                f"data.prompts={prompts} is not the table that the run in {self._run.path} was started with"
-            )
+        self._source.load_state_dict(_source_state(state))
         self._checkpointer.load(path, self._actor.sharded_state())
         self._load_adapters(lambda policy: load_adapter(path / label(policy)))
         self._actor.load_scheduler_state(state["schedule"])
         self._algorithm.load_state_dict(state["algorithm"])
-        self._sampler.cursor = state["cursor"]
-        self._engine.micro_batch_size = state.get("micro_batch_size", self._engine.micro_batch_size)
         best = state.get("best")
         if (
             best and checkpoint_path(path.parent, best["step"]).exists()
@@ -231,14 +219,6 @@ class RunState:
         return () if self._actor.adapter_config is None else self._actor.policies
 
 
-def fingerprint(path: str) -> str:
-    """Tells one file from another without reading all of it: its size, its first and last MiB (where parquet
-    has its footer).
-    """
-    size, block = Path(path).stat().st_size, 1 << 20
-    with open(path, "rb") as file:
-        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-        digest.update(file.read(block))
-        file.seek(max(0, size - block))
-        digest.update(file.read(block))
-    return digest.hexdigest()
+def _source_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds of the source; up to version 0.1.0 it lay beside the rest."""
+    return state["source"] if "source" in state else state

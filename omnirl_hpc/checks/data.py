@@ -5,10 +5,12 @@ Asked before weights are loaded, by `omnirl-hpc prompts --check` and by `train` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.preferences import PreferenceTable
 from omnirl_hpc.data.prompts import Prompt, PromptTable
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.rewards.reward import metadata_columns
@@ -31,13 +33,27 @@ def check_prompts(config: Config) -> None:
         PromptTable(config.evaluation.prompts or config.data.prompts).first(config.evaluation.num_prompts)
 
 
-def check_prompt_lengths(config: Config, count_tokens: Callable[[str], int]) -> None:
-    """Raise DataError naming rows whose prompts are too long for data.text_lengths: one in a far row would
-    end a long run.
-
-    count_tokens: a family's `count_text_tokens`, which reads the tokenizer's files and no weights.
+def check_pairs(config: Config) -> None:
+    """Raise DataError for a table without the pairs that the algorithm needs.
+    Imports the algorithm's file.
     """
-    demand = length_demand(config, count_tokens)
+    if find_class("algorithm", config.algorithm.name).source == "preferences":
+        PreferenceTable(config.data.prompts)
+
+
+class TokenCounter(Protocol):
+    """What a model family knows of text: it reads the tokenizer's files and no weights."""
+
+    def count_text_tokens(self, text: str) -> int: ...
+
+    def longest_text(self, widths: Sequence[int]) -> int: ...
+
+
+def check_prompt_lengths(config: Config, family: TokenCounter) -> None:
+    """Raise DataError naming the rows whose prompts are too long for the model or for data.text_lengths: one
+    in a far row would end a long run.
+    """
+    demand = length_demand(config, family)
     for table in open_tables(config):
         _refuse(table, find_faults(table, [demand]))
 
@@ -65,22 +81,22 @@ def demands(config: Config) -> list[Demand]:
     return [lambda prompt: None if (prompt.target or "").strip() else why]
 
 
-def length_demand(config: Config, count_tokens: Callable[[str], int]) -> Demand:
+def length_demand(config: Config, family: TokenCounter) -> Demand:
     """What the model and data.text_lengths need. Raises DataError where data.negative_prompt is too long."""
-    longest, overhead = config.data.text_lengths[-1], count_tokens("")
+    longest, overhead = family.longest_text(config.data.text_lengths), family.count_text_tokens("")
 
     def too_long(name: str, text: str) -> str | None:
-        if overhead + len(text.encode()) < longest:  # no tokenizer makes more tokens than there are bytes
+        if overhead + len(text.encode()) <= longest:  # no tokenizer makes more tokens than there are bytes
             return None
         try:
-            tokens = count_tokens(text)
+            tokens = family.count_text_tokens(text)
         except DataError as error:  # longer than the model takes
             return str(error)
-        if tokens < longest:  # there must be a place for one token of padding, too
+        if tokens <= longest:
             return None
         return (
             f"its {name} has {tokens} tokens, of which data.text_lengths={config.data.text_lengths} allow "
-            f"{longest - 1}"
+            f"{longest}"
         )
 
     with_guidance = config.sampling.true_cfg_scale > 1

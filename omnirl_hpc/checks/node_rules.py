@@ -10,11 +10,10 @@ from pathlib import Path
 
 from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.checkpoints.files import checkpoint_path, steps_in
-from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.checks.supported import find_unsupported, where_it_may_be
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, one_of, require
 from omnirl_hpc.installation import is_installed
 from omnirl_hpc.models.spec import find_spec
 

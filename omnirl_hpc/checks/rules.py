@@ -1,7 +1,7 @@
 """Every rule between settings. One function for each rule; each says which keys disagree and what to change.
 
-All of them run before torch is imported. A rule that needs the number of ranks takes it from the launcher's
-environment.
+All but those about the algorithm, whose file needs torch, run before torch is imported. A rule that needs the
+number of ranks takes it from the launcher's environment.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from omnirl_hpc.checks.node_rules import (
     step_to_resume_is_there,
     trackers_are_installed,
 )
-from omnirl_hpc.checks.require import one_of, require, require_class, require_settings
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig, OcrConfig
+from omnirl_hpc.checks.require import require_class
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import Config
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.models.spec import find_spec
 
-IMAGE_MULTIPLE = 16  # the VAE halves three times, then latents are packed two by two
-MAX_TEXT_TOKENS = 1024
 DTYPES = ("float32", "bfloat16")
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
 ENGINES = ("diffusers", "vllm_omni")
 
 
-def check(config: Config, world_size: int, files: bool = True, trains: bool = True) -> None:
+def check(
+    config: Config, world_size: int, files: bool = True, trains: bool = True, algorithm: bool = True
+) -> None:
     """Raise ConfigError for the first rule that `config`, run on `world_size` ranks, breaks.
 
     files=False leaves out the rules about files of the run and of the node, for what is planned elsewhere;
-    trains=False those that a command which only samples, on whatever number of ranks, may break.
+    trains=False those that a command which only samples, on whatever number of ranks, may break;
+    algorithm=False those that need the algorithm's file, and with it torch.
     """
     left_out = (() if files else NODE_RULES) + (() if trains else TRAINING_RULES)
+    left_out += () if algorithm else ALGORITHM_RULES
     for rule in RULES:
         if rule not in left_out:
             rule(config, world_size)
@@ -79,20 +84,28 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
         require(value >= 0, f"{key}={value} must not be negative")
 
 
-def group_has_two_samples(config: Config, world_size: int) -> None:
-    n = config.data.samples_per_prompt
-    require(
-        n >= 2,
-        f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
-    )
-
-
 def image_size_fits(config: Config, world_size: int) -> None:
+    multiple = find_spec(config.model.family).pixel_multiple
     for key, value in {"model.height": config.model.height, "model.width": config.model.width}.items():
+        nearest = max(multiple, round(value / multiple) * multiple)
         require(
-            value > 0 and value % IMAGE_MULTIPLE == 0,
-            f"{key}={value} must be a multiple of {IMAGE_MULTIPLE}; the nearest is {max(IMAGE_MULTIPLE, round(value / IMAGE_MULTIPLE) * IMAGE_MULTIPLE)}",
+            value > 0 and value % multiple == 0,
+            f"{key}={value} must be a multiple of {multiple}; the nearest is {nearest}",
         )
+
+
+def frames_fit(config: Config, world_size: int) -> None:
+    spec, frames, fps = find_spec(config.model.family), config.model.frames, config.model.fps
+    step = spec.frame_step
+    if step is None:
+        require(frames == 1, f"model.frames={frames} must be 1: {spec.title} makes images")
+        return
+    nearest = max(1, round((frames - 1) / step)) * step + 1
+    require(
+        frames > 1 and (frames - 1) % step == 0,
+        f"model.frames={frames} must be a multiple of {step} and one more; the nearest is {nearest}",
+    )
+    require(fps > 0, f"model.fps={fps} must be greater than 0")
 
 
 def choices_are_known(config: Config, world_size: int) -> None:
@@ -108,22 +121,40 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("actor.dtype", config.actor.dtype, DTYPES)
     one_of("actor.lora.dtype", config.actor.lora.dtype, DTYPES)
     one_of("actor.attention", config.actor.attention, ACTOR_ATTENTION)
-    one_of("actor.cfg", config.actor.cfg, ("sequential", "batched"))
+    one_of("actor.cfg", config.actor.cfg, ("sequential", "batched", None))
 
 
 def model_is_known(config: Config, world_size: int) -> None:
     require_class("model", "model.family", config.model.family)
 
 
+def engine_runs_the_family(config: Config, world_size: int) -> None:
+    spec = find_spec(config.model.family)
+    require(
+        config.rollout.engine in spec.numerics,
+        f"rollout.engine={config.rollout.engine} does not run model.family={config.model.family}: choose "
+        f"{' or '.join(f'rollout={engine}' for engine in spec.numerics)}",
+    )
+
+
 def algorithm_is_known(config: Config, world_size: int) -> None:
     require_class("algorithm", "algorithm.name", config.algorithm.name)
-    require_settings("algorithm", "algorithm.name", config.algorithm)
 
 
 def rewards_are_known(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
         require_class("reward", f"reward.parts.{name}.name", part.name)
-        require_settings("reward", f"reward.parts.{name}.name", part)
+
+
+def rewards_get_what_they_need(config: Config, world_size: int) -> None:
+    spec = find_spec(config.model.family)
+    for name, part in config.reward.parts.items():
+        for need in find_class("reward", part.name).needs:
+            require(
+                need in spec.makes,
+                f"reward.parts.{name}.name={part.name} needs {need}, and model.family={config.model.family} "
+                f"makes {' and '.join(spec.makes)}",
+            )
 
 
 def text_lengths_ascend(config: Config, world_size: int) -> None:
@@ -132,9 +163,10 @@ def text_lengths_ascend(config: Config, world_size: int) -> None:
         bool(lengths) and lengths[0] > 0 and all(a < b for a, b in zip(lengths, lengths[1:])),
         f"data.text_lengths={lengths} must be positive token counts in ascending order",
     )
+    spec = find_spec(config.model.family)
     require(
-        lengths[-1] <= MAX_TEXT_TOKENS,
-        f"data.text_lengths={lengths}: pipelines take at most {MAX_TEXT_TOKENS} tokens",
+        spec.text_width is not None or lengths[-1] <= spec.max_text_tokens,
+        f"data.text_lengths={lengths}: {spec.title} takes at most {spec.max_text_tokens} tokens",
     )
 
 
@@ -147,7 +179,8 @@ def noise_level_fits_transition(config: Config, world_size: int) -> None:
     eta, kind = config.sampling.noise_level, config.sampling.transition
     require(
         eta > 0,
-        f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to train",
+        f"sampling.noise_level={eta} must be greater than 0: without noise there is no log-probability to "
+        "train",
     )
     require(
         kind != "cps" or eta <= 1,
@@ -165,8 +198,8 @@ def window_fits_schedule(config: Config, world_size: int) -> None:
     last = steps - 1 if window.last is None else window.last
     require(
         0 <= window.first < last <= steps - 1,
-        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < last <= "
-        f"sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
+        f"sampling.window.first={window.first}, sampling.window.last={window.last} must satisfy 0 <= first < "
+        f"last <= sampling.num_inference_steps - 1 = {steps - 1} (the last step adds no noise)",
     )
     size = last - window.first if window.size is None else window.size
     require(
@@ -194,18 +227,37 @@ def updates_divide_the_step(config: Config, world_size: int) -> None:
         f"actor.updates_per_step={updates} does not divide the {prompts} prompts of a replica "
         f"(data.prompts_per_step={config.data.prompts_per_step} over {layout.num_replicas} replicas)",
     )
-    samples = prompts // updates * config.data.samples_per_prompt
+
+
+def algorithm_fits(config: Config, world_size: int) -> None:
+    """Its own rules about other settings, and those that depend on what it trains on."""
+    algorithm = find_class("algorithm", config.algorithm.name)(config)
+    n = config.data.samples_per_prompt
     require(
-        samples % layout.replica_size == 0,
-        f"the {samples} samples of an update cannot be split over the {layout.replica_size} ranks of a replica: "
-        "change data.samples_per_prompt or actor.updates_per_step",
+        algorithm.source != "rollout" or n >= 2,
+        f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
     )
-    share, micro = samples // layout.replica_size, config.actor.micro_batch_size
+    require(
+        "reference" not in algorithm.policies or config.actor.train != "full",
+        f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its "
+        "adapter, and actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, "
+        "or actor.train=lora",
+    )
+    layout = make_layout(config, rank=0, world_size=world_size)
+    updates = config.actor.updates_per_step
+    units = config.data.prompts_per_step // layout.num_replicas // updates * algorithm.units_per_prompt
+    require(
+        units % layout.replica_size == 0,
+        f"the {units} samples of an update cannot be split over the {layout.replica_size} ranks of a "
+        "replica: change data.samples_per_prompt or actor.updates_per_step",
+    )
+    share, micro = units // layout.replica_size, config.actor.micro_batch_size
+    what = "samples" if algorithm.source == "rollout" else "pairs"
     require(
         share % micro == 0,
-        f"actor.micro_batch_size={micro} does not divide the {share} samples that a rank trains in one update "
-        f"(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step): use a divisor of {share}, "
-        f"such as {math.gcd(share, micro)}",
+        f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
+        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table "
+        f"count once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
     )
 
 
@@ -214,8 +266,8 @@ def diffusers_engine_is_one_rank(config: Config, world_size: int) -> None:
     size = rollout.tensor_parallel_size * rollout.ulysses_degree * rollout.cfg_parallel_size
     require(
         rollout.engine != "diffusers" or size == 1,
-        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree and "
-        "rollout.cfg_parallel_size to 1",
+        "rollout.engine=diffusers runs on one rank: set rollout.tensor_parallel_size, rollout.ulysses_degree "
+        "and rollout.cfg_parallel_size to 1",
     )
 
 
@@ -243,21 +295,22 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     )
     require(
         rollout.cfg_parallel_size == 1 or config.sampling.true_cfg_scale > 1,
-        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale above 1 or "
-        "rollout.cfg_parallel_size=1",
+        f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale "
+        "above 1 or rollout.cfg_parallel_size=1",
     )
     require(
         rollout.attention == "sdpa" or rollout.dtype != "float32",
-        f"rollout.attention={rollout.attention} has no fp32 kernels: set rollout.dtype=bfloat16 or rollout.attention=sdpa",
+        f"rollout.attention={rollout.attention} has no fp32 kernels: "
+        "set rollout.dtype=bfloat16 or rollout.attention=sdpa",
     )
-    tokens, degree = (
-        config.model.height // IMAGE_MULTIPLE * (config.model.width // IMAGE_MULTIPLE),
-        rollout.ulysses_degree,
-    )
+    degree = rollout.ulysses_degree
+    if degree == 1:
+        return
+    tokens = find_spec(config.model.family).latent_tokens(config.model)
     require(
         tokens % degree == 0,
-        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x {config.model.width} "
-        "image; the engine would attend over padding",
+        f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x "
+        f"{config.model.width} image; the engine would attend over padding",
     )
 
 
@@ -288,12 +341,6 @@ def full_training_is_possible(config: Config, world_size: int) -> None:
     if config.actor.train != "full":
         return
     for key, value, off, why in (
-        (
-            "algorithm.kl_coef",
-            getattr(config.algorithm, "kl_coef", 0),
-            0,
-            "the reference is the model without its adapter",
-        ),
         ("actor.ema_decay", config.actor.ema_decay, None, "a running mean is kept of an adapter alone"),
         (
             "evaluation.every",
@@ -310,20 +357,9 @@ def full_training_is_possible(config: Config, world_size: int) -> None:
     ):
         require(
             value == off,
-            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, or actor.train=lora",
+            f"{key}={value} is not for actor.train=full: {why}. Set {key}={'null' if off is None else off}, "
+            "or actor.train=lora",
         )
-
-
-def flow_grpo_is_valid(config: Config, world_size: int) -> None:
-    algorithm = config.algorithm
-    if not isinstance(algorithm, FlowGRPOConfig):
-        return
-    for key in ("clip_range", "advantage_clip"):
-        value = getattr(algorithm, key)
-        require(value > 0, f"algorithm.{key}={value} must be greater than 0")
-    require(algorithm.kl_coef >= 0, f"algorithm.kl_coef={algorithm.kl_coef} must not be negative")
-    one_of("algorithm.old_log_prob", algorithm.old_log_prob, ("recompute", "rollout"))
-    one_of("algorithm.advantage_std", algorithm.advantage_std, ("batch", "group", None))
 
 
 def reward_fraction_is_valid(config: Config, world_size: int) -> None:
@@ -342,9 +378,6 @@ def reward_parts_are_valid(config: Config, world_size: int) -> None:
             math.isfinite(part.weight) and part.weight != 0,
             f"{key}.weight={part.weight} must be a number other than 0",
         )
-        if isinstance(part, OcrConfig):
-            value = part.min_confidence
-            require(0 <= value <= 1, f"{key}.min_confidence={value} must be in [0, 1]")
 
 
 def evaluation_is_possible(config: Config, world_size: int) -> None:
@@ -354,14 +387,15 @@ def evaluation_is_possible(config: Config, world_size: int) -> None:
     layout = make_layout(config, rank=0, world_size=world_size)
     require(
         evaluation.num_prompts % layout.num_replicas == 0,
-        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} rollout replicas "
-        f"({world_size} ranks): use a multiple of {layout.num_replicas}",
+        f"evaluation.num_prompts={evaluation.num_prompts} cannot be dealt evenly to {layout.num_replicas} "
+        f"rollout replicas ({world_size} ranks): use a multiple of {layout.num_replicas}",
     )
     samples = evaluation.num_prompts // layout.num_replicas * evaluation.samples_per_prompt
     require(
         samples % layout.replica_size == 0,
-        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / replicas) cannot be split "
-        f"over its {layout.replica_size} ranks: change evaluation.samples_per_prompt",
+        f"the {samples} images of a replica (evaluation.num_prompts x evaluation.samples_per_prompt / "
+        f"replicas) cannot be split over its {layout.replica_size} ranks: "
+        "change evaluation.samples_per_prompt",
     )
 
 
@@ -374,33 +408,35 @@ def attention_heads_divide(config: Config, world_size: int) -> None:
     heads = json.loads(transformer.read_text()).get("num_attention_heads")
     require(
         heads is None or heads % ranks == 0,
-        f"the {heads} attention heads of model.path={config.model.path} cannot be split over rollout.tensor_parallel_size x "
-        f"rollout.ulysses_degree = {ranks} ranks",
+        f"the {heads} attention heads of model.path={config.model.path} cannot be split over "
+        f"rollout.tensor_parallel_size x rollout.ulysses_degree = {ranks} ranks",
     )
 
 
 RULES = (
     counts_are_positive,
     counts_are_not_negative,
-    group_has_two_samples,
-    image_size_fits,
-    choices_are_known,
     model_is_known,
+    image_size_fits,
+    frames_fit,
+    choices_are_known,
+    engine_runs_the_family,
     algorithm_is_known,
     rewards_are_known,
+    rewards_get_what_they_need,
     text_lengths_ascend,
     guidance_is_valid,
     noise_level_fits_transition,
     window_fits_schedule,
     layout_is_possible,
     updates_divide_the_step,
+    algorithm_fits,
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
     optimizer_is_valid,
     ema_decay_is_valid,
     full_training_is_possible,
-    flow_grpo_is_valid,
     reward_fraction_is_valid,
     reward_parts_are_valid,
     evaluation_is_possible,
@@ -408,8 +444,11 @@ RULES = (
     *NODE_RULES,
 )
 
+ALGORITHM_RULES = (algorithm_fits,)
+
 TRAINING_RULES = (
     algorithm_is_known,
+    algorithm_fits,
     layout_is_possible,
     updates_divide_the_step,
     init_adapter_fits,

@@ -16,8 +16,8 @@ NOT_COMPARED = ("time/", "memory/", "images_per_second")  # measured, not comput
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc compare",
-        description="Compare two runs made with determinism=strict. Exit 0: equal; 1: different, names the first difference; "
-        "2: not comparable, says why.",
+        description="Compare two runs made with determinism=strict. Exit 0: equal; 1: different, names the "
+        "first difference; 2: not comparable, says why.",
     )
     parser.add_argument("runs", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"))
     first, second = parser.parse_args(arguments).runs
@@ -63,7 +63,10 @@ def _not_comparable(run_dir: Path) -> str | None:
         try:
             lines = _read(run_dir / name)
         except json.JSONDecodeError as error:
-            return f"{run_dir / name} has a torn line ({error}): the run is still going on, or was killed; resume it first"
+            return (
+                f"{run_dir / name} has a torn line ({error}): the run is still going on, or was killed; "
+                "resume it first"
+            )
         if not lines:
             return f"{run_dir / name} is empty"
     return None

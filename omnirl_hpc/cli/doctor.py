@@ -20,13 +20,15 @@ from omnirl_hpc.rollout.vllm_omni import versions
 
 USAGE = """usage: omnirl-hpc doctor [KEY=VALUE …]
 
-Alone, it says what is installed and whether it goes together. Started as a run is started, with the run's settings, it tests
+Alone, it says what is installed and whether it goes together. Started as a run is started, with the run's \
+settings, it tests
 the nodes for that run in seconds; `train` does the same by itself before it loads weights:
 
   srun omnirl-hpc doctor recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
   torchrun --nproc-per-node 4 -m omnirl_hpc doctor …
 
-What is not given is not checked. Ranks that do not arrive within 60 s are named (timeout_seconds=… for another time).
+What is not given is not checked. Ranks that do not arrive within 60 s are named \
+(timeout_seconds=… for another time).
 Exit code 0: all is well, or there are warnings; 1: a check failed; 2: a setting is wrong.
 """
 
@@ -52,9 +54,9 @@ def run(arguments: Sequence[str]) -> None:
     )  # nothing is to be saved: end at once, even within a C++ wait
     identity = find_identity()
     with rank_0_reports_first(identity):
-        config = load_config([*DEFAULTS, *arguments]).config
+        config = load_config([*DEFAULTS, *arguments], unused=("algorithm",)).config
         if "-" not in (config.run_dir, config.model.path, config.data.prompts):
-            check(config, identity.world_size)
+            check(config, identity.world_size, algorithm=False)
         elif config.model.path != "-":
             model_is_supported(config, identity.world_size)
         if identity.rank == 0:

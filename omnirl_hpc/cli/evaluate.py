@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnirl_hpc.checkpoints.adapters import (
+    Step,
     adapter_file,
     find_run_adapters,
     load_adapter,
@@ -21,7 +22,7 @@ from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.determinism import enable_strict
-from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError, RewardError
+from omnirl_hpc.errors import CheckpointError, ConfigError, OmniRLError
 from omnirl_hpc.launch.identity import Identity, find_identity
 from omnirl_hpc.launch.reporting import rank_0_reports_first
 from omnirl_hpc.launch.runtime import prepare_process
@@ -34,9 +35,9 @@ from omnirl_hpc.run_directory import RunDirectory
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc evaluate",
-        description="Images of fixed prompts by the base model and with an adapter, side by side and scored: a table, a picture "
-        "and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on several. May be "
-        "used while the run "
+        description="Images of fixed prompts by the base model and with an adapter, side by side and scored: "
+        "a table, a picture and all images in the folder OUT. Runs on one rank or, with torchrun or srun, on "
+        "several. May be used while the run "
         "goes on.",
     )
     parser.add_argument(
@@ -62,7 +63,7 @@ def run(arguments: Sequence[str]) -> None:
             if options.step is not None:
                 raise ConfigError(f"--step {options.step} is for a run; {options.source} is an adapter")
             config, step, adapters = (
-                load_config(["run_dir=.", *options.overrides]).config,
+                load_config(["run_dir=.", *options.overrides], unused=("algorithm",)).config,
                 0,
                 {CURRENT: options.source},
             )
@@ -73,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
     evaluate(config, step, adapters, options.out, identity)
 
 
-def of_run(path: Path, step: int | str | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
+def of_run(path: Path, step: Step | None, overrides: list[str]) -> tuple[Config, int, dict[str, Path]]:
     """Settings, step, and the folder of each policy's adapter in a run's checkpoint."""
     run_directory = RunDirectory(path)
     run_directory.require_run()
@@ -158,10 +159,8 @@ def compare(
     from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
     from omnirl_hpc.launch.agreement import raise_on_all_ranks
     from omnirl_hpc.metrics.phases import PhaseTimer
-    from omnirl_hpc.rewards.mix import RewardMix
-    from omnirl_hpc.rollout import make_engine
-    from omnirl_hpc.rollout.embeddings import EmbeddingCache
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+    from omnirl_hpc.sources.generation import Generation
 
     layout = make_layout(config, identity.rank, identity.world_size)
     dtype = getattr(torch, config.rollout.dtype)
@@ -170,18 +169,16 @@ def compare(
         CheckpointError,
     )
     family = find_class("model", config.model.family)(config.model)
-    check_prompt_lengths(config, family.count_text_tokens)
-    rewards = raise_on_all_ranks(lambda: RewardMix(config.reward), RewardError)
+    check_prompt_lengths(config, family)
+    generation = Generation(config, family, layout, device, PhaseTimer(device))
     try:
-        engine = make_engine(config, family, layout, device, PhaseTimer(device))
-        embed = EmbeddingCache(engine.encode, config.rollout.embedding_cache_size)
-        evaluator = Evaluator(config, family, layout, device, engine, embed, rewards, out)
+        generation.load()
+        evaluator = Evaluator(config, family, layout, device, generation, out)
         if device.type == "cuda":
-            fit_micro_batch_size(
-                engine, evaluator.requests(), config.data.text_lengths[-1], device, may_shrink=True
-            )
+            longest = config.data.text_lengths[-1]
+            fit_micro_batch_size(generation.engine, evaluator.requests(), longest, device, may_shrink=True)
         base = {label(REFERENCE): without_effect(loras[label(CURRENT)])}
         evaluator.compare(base | loras, step, check_stop=lambda: None)
-        engine.close()
+        generation.leave()
     finally:
-        rewards.close()
+        generation.close()

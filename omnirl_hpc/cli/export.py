@@ -31,8 +31,9 @@ from omnirl_hpc.run_directory import RunDirectory
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc export",
-        description="Write the adapter of a run's newest whole checkpoint to the folder OUT, which diffusers' "
-        "pipeline.load_lora_weights(OUT) loads; of a run that trains all weights, the transformer. May be used while the run goes on.",
+        description="Write the adapter of a run's newest whole checkpoint to the folder OUT, which "
+        "diffusers' pipeline.load_lora_weights(OUT) loads; of a run that trains all weights, "
+        "the transformer. May be used while the run goes on.",
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("out", type=Path, metavar="OUT")
@@ -43,7 +44,9 @@ def run(arguments: Sequence[str]) -> None:
         "--policy",
         default=CURRENT,
         metavar="NAME",
-        help="another policy that the run keeps: ema (actor.ema_decay), or one of its algorithm's, such as old",
+        help=(
+            "another policy that the run keeps: ema (actor.ema_decay), or one of its algorithm's, such as old"
+        ),
     )
     parser.add_argument(
         "--merge", action="store_true", help="add it to the weights and write the whole transformer"
@@ -65,7 +68,8 @@ def run(arguments: Sequence[str]) -> None:
     if (full or options.merge) and not (Path(config.model.path) / "transformer").is_dir():
         needing = "--merge" if options.merge else "a run that trains all weights"
         raise ConfigError(
-            f"{needing} needs the model, and model.path={config.model.path} is none: say where it is with --model"
+            f"{needing} needs the model, and model.path={config.model.path} is none: "
+            "say where it is with --model"
         )
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: delete it or choose another name")
@@ -132,7 +136,9 @@ def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
     family, transformer = load_base(config)
     from omnirl_hpc.models.lora import merge_lora
 
-    merge_lora(transformer, config.actor.lora, config.actor.lora.target_modules or family.lora_targets, lora)
+    merge_lora(
+        transformer, config.actor.lora, config.actor.lora.target_modules or family.spec.lora_targets, lora
+    )
     transformer.save_pretrained(out)
     follow_umask(out)
 

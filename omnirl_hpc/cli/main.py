@@ -65,6 +65,10 @@ COMMANDS = {
         "omnirl_hpc.cli.tiny_model",
         "write a tiny random Qwen-Image checkpoint: omnirl-hpc tiny-model OUT",
     ),
+    "glyph-model": (
+        "omnirl_hpc.cli.glyph_model",
+        "write Glyph, a small Qwen-Image that draws words: omnirl-hpc glyph-model OUT",
+    ),
     "prompts": (
         "omnirl_hpc.cli.prompts",
         "write, convert or check a prompt table: omnirl-hpc prompts OUT.parquet --from FILE",

@@ -31,7 +31,8 @@ from omnirl_hpc.planning.speed import step_flops, step_seconds
 
 USAGE = """usage: omnirl-hpc plan recipe=NAME [KEY=VALUE …]
 
-Neither a GPU nor a checkpoint is needed; with model.path=DIR the sizes are those of its files. Exit code 1: it does not fit.
+Neither a GPU nor a checkpoint is needed; with model.path=DIR the sizes are those of its files. \
+Exit code 1: it does not fit.
 Keys of the machine, beside the overrides that `train` takes:
 """
 RANKS_SHOWN_ONE_BY_ONE = 8
@@ -74,7 +75,8 @@ def run(arguments: Sequence[str]) -> None:
         console if console.is_terminal else Console(width=150)
     )  # a log is no terminal: rich would guess 80 columns
     console.print(
-        f"{find_shape(config).source}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu}; {layout.describe()}"
+        f"{find_shape(config).source}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu}; "
+        f"{layout.describe()}"
     )
     console.print(f"residency {config.residency}" + (f" (auto: {why})" if why else ""), highlight=False)
     for table in (
@@ -230,7 +232,8 @@ def verdict(
                 f"residency=resident (then {gib(resident.node_bytes(machine.gpus_per_node))} GiB), or {cure}"
             )
         problems.append(
-            f"It does not fit: a node needs {gib(node)} of {machine.host_memory} GiB of host memory. Change: {cure}"
+            f"It does not fit: a node needs {gib(node)} of {machine.host_memory} GiB of host memory. Change: "
+            f"{cure}"
         )
     return problems
 
@@ -245,8 +248,8 @@ def hints(config: Config, layout: Layout, needed: Estimate, machine: Machine, gp
         )
     if machine.nodes > 1 and layout.shard_size > machine.gpus_per_node:
         lines.append(
-            f"The actor's weights are gathered over {machine.nodes} nodes in every pass, which is not in these seconds: "
-            f"actor.shard_size={machine.gpus_per_node} keeps it inside a node."
+            f"The actor's weights are gathered over {machine.nodes} nodes in every pass, which is not in "
+            f"these seconds: actor.shard_size={machine.gpus_per_node} keeps it inside a node."
         )
     if gpu is not find_gpu("h200"):
         lines.append("Seconds: the share of the peak that was measured on H200 is taken for this GPU.")

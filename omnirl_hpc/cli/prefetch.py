@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or "-h" in arguments or "--help" in arguments:
         print(USAGE, end="")
         return
-    loaded = load_config([*UNUSED, *arguments])
+    loaded = load_config([*UNUSED, *arguments], unused=("algorithm",))
     model, recipe = loaded.config.model, loaded.choices["recipe"]
     if model.repo is None:
         raise ConfigError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError, DataError
@@ -16,14 +17,23 @@ SHOWN_FAULTS = 20
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc prompts",
-        usage="%(prog)s OUT --kind ocr --count N [--seed S] | OUT --from FILE [--encoding NAME] | "
-        "--check FILE [KEY=VALUE …]",
+        usage="%(prog)s OUT --kind ocr --count N [--seed S] | OUT --kind glyph [--held-out] | "
+        "OUT --from FILE [--encoding NAME] | --check FILE [KEY=VALUE …]",
         description="Write a prompt table in parquet, made or converted, or check one.",
     )
     parser.add_argument("words", nargs="*", help="file to write; with --check settings, as of `train`")
-    parser.add_argument("--kind", choices=["ocr"], help="ocr: scenes with a quoted text to render")
-    parser.add_argument("--count", type=int, help="number of prompts")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kind",
+        choices=["ocr", "glyph"],
+        help="ocr: scenes with a quoted text to render | glyph: the words that the Glyph model draws",
+    )
+    parser.add_argument("--count", type=int, help="with --kind ocr: number of prompts")
+    parser.add_argument("--seed", type=int, default=0, help="with --kind ocr")
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="with --kind glyph: the words for evaluation, not those for training",
+    )
     parser.add_argument(
         "--from",
         type=Path,
@@ -41,15 +51,20 @@ def run(arguments: Sequence[str]) -> None:
         "recipe=NAME, by a model's tokenizer with model.path=DIR",
     )
     options = parser.parse_intermixed_args(arguments)
-    made = options.kind is not None and options.count is not None
+    made = options.kind == "ocr" and options.count is not None
     if options.check is not None:
         check_table(options.check, options.words)
     elif len(options.words) == 1 and options.source is not None and options.kind is None:
         convert_table(options.source, Path(options.words[0]), options.encoding)
+    elif len(options.words) == 1 and options.kind == "glyph" and options.source is options.count is None:
+        write_glyph_words(Path(options.words[0]), options.held_out)
     elif len(options.words) == 1 and made and options.source is None:
         write_table(Path(options.words[0]), options.count, options.seed)
     else:
-        parser.error("say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE")
+        parser.error(
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE, "
+            "or --check FILE"
+        )
 
 
 def write_table(out: Path, count: int, seed: int) -> None:
@@ -60,6 +75,14 @@ def write_table(out: Path, count: int, seed: int) -> None:
     with _new_file(out):
         write_ocr_table(str(out), count, seed)
     print(f"wrote {count} prompts to {out}")
+
+
+def write_glyph_words(out: Path, held_out: bool) -> None:
+    from omnirl_hpc.data.glyph_words import HELD_OUT, TRAINING, write_glyph_table
+
+    with _new_file(out):
+        write_glyph_table(str(out), held_out)
+    print(f"wrote {len(HELD_OUT if held_out else TRAINING)} prompts to {out}")
 
 
 def convert_table(source: Path, out: Path, encoding: str | None = None) -> None:
@@ -91,12 +114,12 @@ def check_table(file: Path, overrides: Sequence[str] = ()) -> None:
     from omnirl_hpc.data.prompts import PromptTable
     from omnirl_hpc.rewards.reward import metadata_columns
 
-    config = load_config([*NO_PATHS, *overrides]).config
-    table, asked, count_tokens = PromptTable(file, metadata_columns(config.reward)), demands(config), None
+    config = load_config([*NO_PATHS, *overrides], unused=("algorithm",)).config
+    table, asked, family = PromptTable(file, metadata_columns(config.reward)), demands(config), None
     if config.model.path != "-":
         model_is_supported(config, world_size=1)
-        count_tokens = _token_counter(config)
-        asked.append(length_demand(config, count_tokens))
+        family = _family(config)
+        asked.append(length_demand(config, family))
     count = 0
     for count, fault in enumerate(find_faults(table, asked), 1):
         if count <= SHOWN_FAULTS:
@@ -104,14 +127,15 @@ def check_table(file: Path, overrides: Sequence[str] = ()) -> None:
     if count:
         raise DataError(f"{count} of {len(table)} rows of {file} cannot be used")
     longest = ""
-    if count_tokens is not None:
-        longest = f"; the longest has {max(count_tokens(prompt.prompt) for _, prompt in table.scan())} tokens"
+    if family is not None:
+        tokens = (family.count_text_tokens(prompt.prompt) for _, prompt in table.scan())
+        longest = f"; the longest has {max(tokens)} tokens"
     print(f"{file}: {len(table)} prompts, all usable{longest}")
 
 
-def _token_counter(config: Config) -> Callable[[str], int]:
+def _family(config: Config) -> Any:
     from omnirl_hpc.config.classes import find_class
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(threads_per_rank=1)
-    return find_class("model", config.model.family)(config.model).count_text_tokens
+    return find_class("model", config.model.family)(config.model)

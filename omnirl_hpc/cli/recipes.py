@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from omnirl_hpc.config.load import NO_PATHS, config_dir, load_config
+from omnirl_hpc.config.classes import config_dir
+from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.errors import ConfigError
 
 COLUMNS = ("recipe", "model", "algorithm", "rollout", "actor", "reward", "GPUs", "source of the numbers")
@@ -30,7 +31,7 @@ def run(arguments: Sequence[str]) -> None:
         ) as error:  # one that cannot be used here, as where its own classes are not found, hides no other
             table.add_row(file.stem, *[""] * (len(COLUMNS) - 2), str(error))
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(
+    (console if console.is_terminal else Console(width=220)).print(
         table
     )  # a log is no terminal: rich would guess 80 columns
 
@@ -41,7 +42,10 @@ def recipe_files() -> list[Path]:
 
 def row(file: Path) -> tuple[str, ...]:
     """The cells of one recipe."""
-    config, facts = load_config([*NO_PATHS, f"recipe={file.stem}"]).config, header(file)
+    config, facts = (
+        load_config([*NO_PATHS, f"recipe={file.stem}"], unused=("algorithm",)).config,
+        header(file),
+    )
     return (
         file.stem,
         f"{config.model.family}, {config.model.height} x {config.model.width}",

@@ -14,7 +14,10 @@ from omnirl_hpc.report.records import RunRecords
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc report",
-        description="Write one page about a run: curves, samples, choices, how to make the same again. It holds everything it shows.",
+        description=(
+            "Write one page about a run: curves, samples, choices, how to make the same again. It holds "
+            "everything it shows."
+        ),
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of RUN/report.html")

@@ -15,14 +15,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from omnirl_hpc.checks.data import check_prompts
-from omnirl_hpc.checks.require import one_of, require
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.cli.keys import split_keys
 from omnirl_hpc.config.load import load_config
-from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.errors import ConfigError, one_of, require
 
 LAUNCHERS = ("srun", "torchrun", "pmix", "mpirun")  # as in sbatch/common.sh
-USAGE = """usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
+USAGE = """\
+usage: omnirl-hpc submit [--dry-run] recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
 Keys of the job, beside the overrides that `train` takes (what is empty is left out of the script):
 """
@@ -85,8 +85,8 @@ def render(request: Request, overrides: Sequence[str]) -> str:
     config = loaded.config
     if request.chain > 1 and config.checkpoint.resume_step is not None:
         raise ConfigError(
-            f"checkpoint.resume_step={config.checkpoint.resume_step} and chain={request.chain}: every job of the chain would go back "
-            "to that step; submit one job with it first, then the chain"
+            f"checkpoint.resume_step={config.checkpoint.resume_step} and chain={request.chain}: every job of "
+            "the chain would go back to that step; submit one job with it first, then the chain"
         )
     check_request(request, config.stop_before)
     check(config, request.nodes * request.ranks_per_node)
@@ -212,6 +212,8 @@ def script_folder() -> Path:
 
 
 def checkout() -> Path | None:
-    """The folder whose code runs now, where that is a checkout: the job runs the same, wherever it is submitted."""
+    """The folder whose code runs now, where that is a checkout: the job runs the same, wherever it is
+    submitted.
+    """
     folder = script_folder().parent
     return folder if (folder / "omnirl_hpc").is_dir() else None

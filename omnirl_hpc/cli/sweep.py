@@ -13,7 +13,9 @@ from omnirl_hpc.errors import ConfigError
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc sweep",
-        description="List the combinations of overrides such as seed=0,1 sampling.transition=sde,cps, with numbers.",
+        description=(
+            "List the combinations of overrides such as seed=0,1 sampling.transition=sde,cps, with numbers."
+        ),
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument(
@@ -26,7 +28,8 @@ def run(arguments: Sequence[str]) -> None:
             print(number, *overrides)
     elif not 0 <= options.task < len(found):
         raise ConfigError(
-            f"task {options.task}: the sweep has {len(found)} combinations: submit it with --array=0-{len(found) - 1}"
+            f"task {options.task}: the sweep has {len(found)} combinations: "
+            f"submit it with --array=0-{len(found) - 1}"
         )
     else:
         print(*found[options.task], sep="\n")

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from omnirl_hpc.checks.data import check_prompts
+from omnirl_hpc.checks.data import check_pairs, check_prompts
 from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config import schema
-from omnirl_hpc.config.load import LoadedConfig, config_dir, load_config
+from omnirl_hpc.config.classes import config_dir
+from omnirl_hpc.config.load import LoadedConfig, load_config
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.determinism import enable_strict
 from omnirl_hpc.errors import ConfigError, OmniRLError
@@ -24,6 +25,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
+from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -33,8 +35,10 @@ log = logging.getLogger(__name__)
 
 USAGE = """usage: omnirl-hpc train recipe=NAME run_dir=DIR model.path=DIR data.prompts=FILE [KEY=VALUE …]
 
-Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). The same command goes on with
-a run that was stopped. Settings are Hydra overrides: steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
+Trains one rank of a run; torchrun, srun or mpirun starts as many as there are GPUs (docs/slurm.md). \
+The same command goes on with
+a run that was stopped. Settings are Hydra overrides: \
+steps=100 actor.optimizer.lr=1e-4 data.text_lengths=[64,128]; a recipe sets
 them too, the command line wins. run_dir/config.yaml holds what came of it.
 
 Choices, one file each in {configs}:
@@ -45,28 +49,36 @@ Every key with its type, default and meaning: {schema}
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks first."""
+    """Check everything that can be checked without torch, then train. Every rank checks; rank 0 speaks
+    first.
+    """
     if "-h" in overrides or "--help" in overrides:
         print(usage())
         return
     identity = find_identity()
     with rank_0_reports_first(identity):
-        loaded = load_config(overrides)
-        lock = RunLock(loaded.config.run_dir, identity)
-        run_directory = RunDirectory(loaded.config.run_dir, lock.require)
-        checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
-        if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
-            checkpoint.resume_step = None  # a requeued job goes on where it was
-        check(loaded.config, identity.world_size)
-        if loaded.config.rollout.engine == "vllm_omni":
+        known = load_as_started(overrides, unused=("algorithm",))  # in seconds, without torch
+        config = known.config
+        check(config, identity.world_size, algorithm=False)
+        if config.rollout.engine == "vllm_omni":
             versions.require()
-        run_directory.check_same_run(loaded.to_yaml())
-        check_prompts(loaded.config)
+        lock = RunLock(config.run_dir, identity)
+        run_directory = RunDirectory(config.run_dir, lock.require)
+        run_directory.check_same_run(known.to_yaml(), unused=("algorithm",))
+        check_prompts(config)
         lock.check()
-        deadline = find_deadline(loaded.config.stop_before, identity)
-        run_directory.create()
+        deadline = find_deadline(config.stop_before, identity)
     stop = StopFlag(run_directory.path, deadline=deadline)
     stop.install()  # before torch is imported, which takes seconds in which signals are real
+    with rank_0_reports_first(identity):
+        if config.determinism == "strict":
+            enable_strict()
+        prepare_process(config.threads_per_rank, identity.local_rank)
+        loaded = load_as_started(overrides)
+        check(loaded.config, identity.world_size)
+        check_pairs(loaded.config)
+        run_directory.check_same_run(loaded.to_yaml())
+        run_directory.create()
     try:
         if identity.rank == 0:
             lock.acquire()
@@ -76,6 +88,16 @@ def run(overrides: Sequence[str]) -> None:
             write_last_words(run_directory)
     finally:
         lock.release()
+
+
+def load_as_started(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
+    """The settings. A job goes back to `checkpoint.resume_step` once: requeued, it goes on where it was."""
+    loaded = load_config(overrides, unused)
+    checkpoint, job = loaded.config.checkpoint, os.environ.get("SLURM_JOB_ID", "")
+    run_directory = RunDirectory(loaded.config.run_dir)
+    if checkpoint.resume_step is not None and run_directory.has_returned(job, checkpoint.resume_step):
+        checkpoint.resume_step = None
+    return loaded
 
 
 def usage() -> str:
@@ -102,8 +124,8 @@ def find_deadline(stop_before: float, identity: Identity) -> float | None:
     left = end - time.time()
     if stop_before >= left:
         raise ConfigError(
-            f"stop_before={stop_before:g}, and the job ends in {left:.0f} s, which leaves no time to train: choose a longer "
-            "--time or a smaller stop_before"
+            f"stop_before={stop_before:g}, and the job ends in {left:.0f} s, which leaves no time to train: "
+            "choose a longer --time or a smaller stop_before"
         )
     return end - stop_before
 
@@ -113,10 +135,6 @@ def train(
 ) -> None:
     """Form the process group, build the trainer, run all steps that are left."""
     config = loaded.config
-    if config.determinism == "strict":
-        enable_strict()
-    with rank_0_reports_first(identity):
-        prepare_process(config.threads_per_rank, identity.local_rank)
     from omnirl_hpc.checkpoints.checkpointer import Checkpointer
     from omnirl_hpc.checkpoints.run_state import find_start
     from omnirl_hpc.checks.preflight.findings import WARNING
@@ -166,7 +184,7 @@ def train(
             trainer = Trainer(loaded, layout, device, run_directory, timer, stop, trackers, checkpointer)
             reason = trainer.train(start)
             # not after an error: taking leave of ranks that are stuck would only delay the end
-            trainer.engine.close()
+            trainer.leave()
         except OmniRLError as error:
             raise type(error)(f"{identity}, phase {timer.current}: {error}") from None
         except (
@@ -198,14 +216,19 @@ def write_last_words(run_directory: RunDirectory) -> None:
 ENDINGS = {
     StopReason.NONE: "done: results are in {run_dir}",
     StopReason.USER: "stopped: everything is saved in {run_dir}; the same command goes on from there",
-    StopReason.TERM: "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there",
-    StopReason.REQUEUE: "stopped for the system: everything is saved in {run_dir}; the same command goes on from there",
+    StopReason.TERM: (
+        "stopped by SIGTERM: everything is saved in {run_dir}; the same command goes on from there"
+    ),
+    StopReason.REQUEUE: (
+        "stopped for the system: everything is saved in {run_dir}; the same command goes on from there"
+    ),
 }
 
 
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
     sampling, actor = config.sampling, config.actor
+    guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
     window = sampling.window
     images = config.data.prompts_per_step * config.data.samples_per_prompt
     return {
@@ -214,18 +237,21 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         "layout": layout.describe(),
         "residency": config.residency,
         "determinism": config.determinism,
-        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, micro-batch {config.rollout.micro_batch_size}"
+        "rollout": f"{config.rollout.engine}, {config.rollout.dtype}, "
+        f"micro-batch {config.rollout.micro_batch_size}"
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
-        f"guidance {actor.cfg}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} (the kernels that run "
-        "are named in the first step)",
-        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, {sampling.num_inference_steps} steps, "
-        f"CFG {sampling.true_cfg_scale}, window {window.size} per {window.per}",
-        "algorithm": f"{config.algorithm.name}, old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
+        f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
+        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} "
+        "(the kernels that run are named in the first step)",
+        "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, "
+        f"{sampling.num_inference_steps} steps, CFG {sampling.true_cfg_scale}, "
+        f"window {window.size} per {window.per}",
+        "algorithm": f"{config.algorithm.name}, "
+        f"old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
         "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
-        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples = {images} images, "
-        f"{actor.updates_per_step} update(s)",
+        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples "
+        f"= {images} images, {actor.updates_per_step} update(s)",
     }
 
 

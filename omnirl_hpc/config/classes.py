@@ -11,24 +11,15 @@ import traceback
 from dataclasses import is_dataclass
 from pathlib import Path
 
-from omnirl_hpc.config.schema import AlgorithmConfig, FlowGRPOConfig, OcrConfig, RewardPartConfig
+from omnirl_hpc.config.schema import AlgorithmConfig, RewardPartConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.launch.runtime import forbid_downloads
 
-# group of settings -> short name -> class
-BUILT_IN = {
-    "model": {"qwen_image": "omnirl_hpc.models.qwen_image.family:QwenImage"},
-    "algorithm": {"flow_grpo": "omnirl_hpc.algorithms.flow_grpo:FlowGRPO"},
-    "reward": {
-        "jpeg_compressibility": "omnirl_hpc.rewards.jpeg_compressibility:JpegCompressibility",
-        "ocr": "omnirl_hpc.rewards.ocr:Ocr",
-    },
-}
-
-# The settings of ours: the classes' attribute `Settings`, without importing them.
-SETTINGS = {
-    "algorithm": {"flow_grpo": FlowGRPOConfig},
-    "reward": {"jpeg_compressibility": RewardPartConfig, "ocr": OcrConfig},
+# group of settings -> the module that holds the class of a short name
+MODULES = {
+    "model": "omnirl_hpc.models.{}.family",
+    "algorithm": "omnirl_hpc.algorithms.{}",
+    "reward": "omnirl_hpc.rewards.{}",
 }
 
 BASE_SETTINGS = {"algorithm": AlgorithmConfig, "reward": RewardPartConfig}
@@ -44,55 +35,86 @@ def is_import_path(name: str) -> bool:
     return ":" in name
 
 
+def config_dir() -> Path:
+    """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"the installation is incomplete: no configs/train.yaml in {package} or beside it; install again"
+    )
+
+
+def built_in(group: str) -> list[str]:
+    """The short names of a group: each has a file of that name in configs/GROUP."""
+    return sorted(file.stem for file in (config_dir() / group).glob("*.yaml"))
+
+
 def find_class(group: str, name: str) -> type:
     """The class behind a name in a group of settings: a short name of ours, or module:Class.
 
-    Modules are found where Python finds them, and in the working directory. Raises ConfigError where the
-    class is not there, does not derive from the group's base class or leaves some of its methods or
-    attributes out. Our own classes are imported only here, because most of them need torch.
+    A short name is that of a file, which holds one class of its group. Modules of a user's own are found
+    where Python finds them, and in the working directory. Raises ConfigError where the class is not there,
+    does not derive from the group's base class or leaves some of its methods or attributes out. Classes are
+    imported only here: those of models and algorithms bring torch with them.
     """
-    path = name if is_import_path(name) else BUILT_IN[group].get(name)
-    if path is None:
-        raise ConfigError(
-            f"{group}={name} is not known; it must be one of: {', '.join(BUILT_IN[group])}, or your own as module:Class"
-        )
-    module_name, _, class_name = path.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
-        raise ConfigError(
-            f"{group}={path}: a class of your own is written as module:Class, such as my_package.my_module:MyClass"
-        )
-    found = getattr(_import(group, path, module_name), class_name, None)
-    if not inspect.isclass(found):
-        raise ConfigError(f"{group}={path}: the module {module_name} has no class {class_name}")
-    bases = {f"{base.__module__}:{base.__qualname__}": base for base in found.__mro__}
+    if is_import_path(name):
+        module_name, _, class_name = name.partition(":")
+        if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+            raise ConfigError(
+                f"{group}={name}: a class of your own is written as module:Class, "
+                "such as my_package.my_module:MyClass"
+            )
+        found = getattr(_import(group, name, module_name), class_name, None)
+        if not inspect.isclass(found):
+            raise ConfigError(f"{group}={name}: the module {module_name} has no class {class_name}")
+    else:
+        found = _class_in_file(group, name)
+    bases = _names_of_bases(found)
     if BASES[group] not in bases:
         raise ConfigError(
-            f"{group}={path}: {class_name} does not derive from {BASES[group].replace(':', '.')}"
+            f"{group}={name}: {found.__name__} does not derive from {BASES[group].replace(':', '.')}"
         )
     attributes = inspect.get_annotations(bases[BASES[group]])
     if missing := sorted(
         {*found.__abstractmethods__, *(name for name in attributes if not hasattr(found, name))}
     ):
-        raise ConfigError(f"{group}={path}: {class_name} does not define {', '.join(missing)}")
+        raise ConfigError(f"{group}={name}: {found.__name__} does not define {', '.join(missing)}")
     try:
         inspect.signature(found).bind("its settings")
     except TypeError as error:
         raise ConfigError(
-            f"{group}={path}: {class_name} cannot be made from its settings alone: {error}"
+            f"{group}={name}: {found.__name__} cannot be made from its settings alone: {error}"
         ) from None
     return found
 
 
 def settings_class(group: str, name: str) -> type:
-    """The dataclass of settings of an algorithm or a reward."""
-    if not is_import_path(name):
-        return SETTINGS[group][name]
+    """The dataclass of settings of an algorithm or a reward: the attribute `Settings` of its class."""
     found, base = find_class(group, name).Settings, BASE_SETTINGS[group]
     if not (is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
-            f"{group}={name}: its Settings must be a dataclass that derives from {base.__module__}.{base.__name__}"
+            f"{group}={name}: its Settings must be a dataclass that derives from "
+            f"{base.__module__}.{base.__name__}"
         )
     return found
+
+
+def _class_in_file(group: str, name: str) -> type:
+    if name not in built_in(group):
+        raise ConfigError(
+            f"{group}={name} is not known; it must be one of: {', '.join(built_in(group))}, "
+            "or your own as module:Class"
+        )
+    module = _import(group, name, MODULES[group].format(name))
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    (found,) = [value for value in own if inspect.isclass(value) and BASES[group] in _names_of_bases(value)]
+    return found
+
+
+def _names_of_bases(found: type) -> dict[str, type]:
+    return {f"{base.__module__}:{base.__qualname__}": base for base in found.__mro__}
 
 
 def _import(group: str, path: str, module_name: str):
@@ -104,7 +126,8 @@ def _import(group: str, path: str, module_name: str):
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"{group}={path}: there is no module {error.name} on Python's path or in the working directory {os.getcwd()}"
+                f"{group}={path}: there is no module {error.name} on Python's path or in the working "
+                f"directory {os.getcwd()}"
             ) from None
         raise ConfigError(
             f"{group}={path}: {module_name} needs {error.name}, which is not installed"
@@ -113,5 +136,8 @@ def _import(group: str, path: str, module_name: str):
         raise ConfigError(f"{group}={path} cannot be imported: SyntaxError: {error}") from None
     except (Exception, SystemExit) as error:  # a module of the user's own, which may do anything
         place = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})"
+        said = (
+            f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, "
+            f"line {place.lineno})"
+        )
         raise ConfigError(f"{group}={path} cannot be imported: {said}") from None

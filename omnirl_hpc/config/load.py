@@ -15,16 +15,26 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from omnirl_hpc.config.classes import BASE_SETTINGS, SETTINGS, is_import_path, settings_class
+from omnirl_hpc.config.classes import (
+    BASE_SETTINGS,
+    MODULES,
+    built_in,
+    config_dir,
+    is_import_path,
+    settings_class,
+)
 from omnirl_hpc.config.quoting import literal, setting
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 
 # Overrides for a configuration that no run is made of: the settings that have no default.
 NO_PATHS = ("run_dir=-", "model.path=-", "data.prompts=-")
+
+# What belongs to a class that a setting names.
+OF_A_CLASS = ("algorithm.", "reward.parts.")
 
 # OmegaConf's words -> what a value must be
 KINDS = {
@@ -49,43 +59,32 @@ class LoadedConfig:
         return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(self.config))))
 
 
-def config_dir() -> Path:
-    """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / "train.yaml").is_file():
-            return folder
-    raise ConfigError(
-        f"the installation is incomplete: no configs/train.yaml in {package} or beside it; install again"
-    )
-
-
-def load_config(overrides: Sequence[str]) -> LoadedConfig:
+def load_config(overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
     """Compose `configs/train.yaml` with `overrides` (Hydra's syntax).
+
+    unused: groups (algorithm, reward) whose classes are not imported; their settings are left out but for
+    those that every class has. Without the algorithm's, torch is not imported.
 
     Raises ConfigError with one sentence: an unknown key (with the nearest valid one), a value of the wrong
     type, an unknown choice of a group, or a key without a value.
     """
-    return _load("train", overrides)
+    return _load("train", overrides, unused)
 
 
 def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] = ()) -> LoadedConfig:
     """The settings stored with a run (`config.yaml`), with `overrides` on top; a setting newer than the run
     has its default.
 
-    unused: groups (algorithm, reward) whose classes are not made. One of the user's own is not imported then,
-    and need not be here: its settings are left out but for those that every class has.
+    unused: as for `load_config`. A class of the user's own need not be here then.
 
     Raises ConfigError as `load_config` does, where `overrides` choose a file of a group, since the run has
     made its choices, and where a class of the user's own would come out of the run's folder.
     """
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file))
-        parts = saved["reward"]["parts"]
-        chosen = [("algorithm", "saved", "", saved["algorithm"], saved["algorithm"]["name"])]
-        chosen += [
-            ("reward", f"saved_{part}", part, values, values["name"]) for part, values in parts.items()
-        ]
+        named = [saved["algorithm"], *saved["reward"]["parts"].values()]
+        if not all("name" in settings for settings in named):
+            raise KeyError("name")
     except (
         OSError,
         YAMLError,
@@ -102,31 +101,24 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
         key = override.split("=")[0].lstrip("+~")
         if (config_dir() / key).is_dir():
             raise ConfigError(
-                f"{override}: the run has chosen its {key}; only values can be changed, such as {key}.KEY=VALUE"
+                f"{override}: the run has chosen its {key}; only values can be changed, "
+                f"such as {key}.KEY=VALUE"
             )
-    for group, choice, part, values, name in chosen:
-        if group in unused and is_import_path(name):
-            kind = BASE_SETTINGS[group]
-            for key in values.keys() - {field.name for field in fields(kind)}:
-                del values[key]
-        else:
+    classes = [("model", saved.get("model", {}).get("family", "")), ("algorithm", saved["algorithm"]["name"])]
+    classes += [("reward", part["name"]) for part in saved["reward"]["parts"].values()]
+    for group, name in classes:
+        if group not in unused:
             _refuse_code_of_run(group, name, file.parent)
-            kind = settings_class(group, name)
-        _store(group, name, choice, part, kind)
-    _refuse_code_of_run("model", saved.get("model", {}).get("family", ""), file.parent)
-    typed = ["schema", {"algorithm": "saved"}, {"reward": [f"saved_{part}" for part in parts]}, "_self_"]
-    ConfigStore.instance().store(name="saved_run", node=OmegaConf.create({"defaults": typed, **saved}))
-    return _load("saved_run", overrides)
+    node = OmegaConf.create({"defaults": ["schema", "_self_"], **saved})
+    ConfigStore.instance().store(name="saved_run", node=node)
+    return _load("saved_run", overrides, unused)
 
 
-def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
+def _load(name: str, overrides: Sequence[str], unused: Sequence[str]) -> LoadedConfig:
     ConfigStore.instance().store(name="schema", node=Config)
-    for group, names in SETTINGS.items():
-        for choice in names:
-            _store(group, choice, f"{choice}_schema", choice, settings_class(group, choice))
     try:
         _refuse_equal_parts(overrides)
-        composed = _compose(name, list(overrides))
+        composed = _compose(name, [_of_a_class(override) for override in overrides])
     except HydraException as error:
         raise ConfigError(explain(error)) from None
     except YAMLError as error:
@@ -138,6 +130,10 @@ def _load(name: str, overrides: Sequence[str]) -> LoadedConfig:
     }
     OmegaConf.set_struct(composed, False)
     del composed["hydra"]
+    composed.algorithm = _typed("algorithm", composed.algorithm, "algorithm", unused)
+    for part in composed.reward.parts:
+        node = composed.reward.parts[part]
+        composed.reward.parts[part] = _typed("reward", node, f"reward.parts.{part}", unused)
     _refuse_added_keys(composed)
     try:
         config = OmegaConf.to_object(composed)
@@ -158,16 +154,46 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
             return compose(name, overrides, return_hydra_config=True)
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
-        if group not in ("model", *SETTINGS) or not is_import_path(choice):
+        if group not in MODULES or not is_import_path(choice):
             raise
-    _store(
-        group,
-        choice,
-        choice,
-        choice.rpartition(":")[2],
-        None if group == "model" else settings_class(group, choice),
-    )
+    node = {"family" if group == "model" else "name": choice}
+    if group == "reward":
+        node = {"parts": {choice.rpartition(":")[2]: node}}
+    ConfigStore.instance().store(group=group, name=choice, node=node)
     return _compose(name, overrides)
+
+
+def _of_a_class(override: str) -> str:
+    """Hydra composes the settings of classes without their types:
+    it may then add what a file does not name.
+    """
+    return f"++{override}" if override.startswith(OF_A_CLASS) else override
+
+
+def _typed(group: str, node: DictConfig, key: str, unused: Sequence[str]) -> DictConfig:
+    """The settings at `key` in the type of the class that they name."""
+    if "name" not in node:
+        raise ConfigError(_unknown(key))
+    if group in unused:
+        known = {field.name for field in fields(BASE_SETTINGS[group])}
+        kind, node = BASE_SETTINGS[group], OmegaConf.masked_copy(node, [k for k in node if k in known])
+    else:
+        kind = settings_class(group, node.name)
+    try:
+        typed = OmegaConf.structured(kind)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{group}={node.name}: its Settings cannot be used: {_first_line(error)}") from None
+    try:
+        return OmegaConf.merge(typed, node)
+    except ConfigKeyError as error:
+        raise ConfigError(_unknown(f"{key}.{error.full_key}", _keys(typed, f"{key}."))) from None
+    except OmegaConfBaseException as error:
+        value = OmegaConf.select(node, error.full_key)
+        raise ConfigError(f"{key}.{error.full_key}={_shown(value)}: {_why_not(str(error))}") from None
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)
 
 
 def _refuse_equal_parts(overrides: Sequence[str]) -> None:
@@ -179,35 +205,19 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
             parts = [str(choice).rpartition(":")[2] for choice in override.value()]
             if twice := sorted({part for part in parts if parts.count(part) > 1}):
                 raise ConfigError(
-                    f"reward={override.value()} has several parts named {', '.join(twice)}: one of each name can be used"
+                    f"reward={override.value()} has several parts named {', '.join(twice)}: "
+                    "one of each name can be used"
                 )
 
 
-def _store(group: str, name: str, choice: str, part: str, kind: type | None) -> None:
-    """Make a choice of a group out of a class: its settings, of type `kind` where there is one, and its name
-    in them.
-    """
-    if kind is None:
-        node = {"family": name}
-    else:
-        try:
-            node = OmegaConf.structured(kind)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{group}={name}: its Settings cannot be used: {_first_line(error)}") from None
-        node.name = name
-    ConfigStore.instance().store(
-        group=group, name=choice, node={"parts": {part: node}} if group == "reward" else node
-    )
-
-
 def valid_keys() -> list[str]:
-    """Every key that holds a value, in dotted form, for suggestions."""
-    store = ConfigStore.instance()
-    choices = [(group, choice) for group in SETTINGS for choice in store.list(group)]
-    keys = [
-        key for group, choice in choices for key in _keys(store.load(f"{group}/{choice}").node, f"{group}.")
-    ]
-    return [*_keys(OmegaConf.structured(Config)), *keys]
+    """Every key that holds a value, in dotted form, for suggestions;
+    an algorithm's own are not among them.
+    """
+    keys = _keys(OmegaConf.structured(Config))
+    for name in built_in("reward"):
+        keys += _keys(OmegaConf.structured(settings_class("reward", name)), f"reward.parts.{name}.")
+    return keys
 
 
 def _literal(tree: Any) -> Any:
@@ -253,10 +263,11 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _unknown(key: str) -> str:
+def _unknown(key: str, more: Sequence[str] = ()) -> str:
+    """more: valid keys beside the usual ones."""
     if re.fullmatch(r"reward\.parts\.[^.]+", key):
         return f"{key} is not among the chosen rewards: choose them by reward=NAME or 'reward=[NAME,NAME]'"
-    keys = valid_keys()
+    keys = [*valid_keys(), *more]
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     near = near or [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
     return f"unknown setting {key}" + (f"; did you mean {near[0]}?" if near else "")
@@ -267,7 +278,10 @@ def _how_to_write(override: str) -> str:
     if value.startswith("~"):
         return f"~ is not read as your home here; write {key}=$HOME{value[1:]}"
     if value and value[0] not in "[{" and not key.startswith("-"):
-        return f"accented letters and any of ()[]{{}}=,:;#&~ need quotes that the shell leaves: {shlex.quote(setting(key, value))}"
+        return (
+            "accented letters and any of ()[]{}=,:;#&~ need quotes that the shell leaves: "
+            f"{shlex.quote(setting(key, value))}"
+        )
     return "settings are written as key=value, in Hydra's syntax"
 
 
@@ -291,8 +305,8 @@ def explain(error: HydraException) -> str:
         return f"{group}={choice} is not known; it must be one of: {known}"
     if several := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
         return (
-            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc sweep, and other commas "
-            "need quotes that the shell leaves: 'key=\"a,b\"'"
+            f"{several.group(1)} names several values: a list is written [a,b], a sweep is for omnirl-hpc "
+            "sweep, and other commas need quotes that the shell leaves: 'key=\"a,b\"'"
         )
     text = "\n".join(str(e) for e in (error, error.__cause__) if e is not None)
     file = re.match(

@@ -8,9 +8,9 @@ import re
 def setting(key: str, value: str) -> str:
     r"""The override that gives `key` this very value. sbatch/common.sh has the same in bash.
 
-    Outside of quotes Hydra reads much punctuation, accents, numbers and `null` as syntax. Within them it reads
-    quotes, OmegaConf reads `${`, and both read the backslashes before them; Hydra, those before the end, too.
-    The value ??? cannot be given: it is OmegaConf's for one that is missing.
+    Outside of quotes Hydra reads much punctuation, accents, numbers and `null` as syntax. Within them it
+    reads quotes, OmegaConf reads `${`, and both read the backslashes before them; Hydra, those before the
+    end, too. The value ??? cannot be given: it is OmegaConf's for one that is missing.
     """
     quoted = re.sub(r'(\\*)"', r'\1\1\\"', literal(value) + '"')  # the end as a quote
     return f'{key}="{quoted[:-2]}"'

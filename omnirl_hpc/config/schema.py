@@ -8,20 +8,22 @@ imported here: a wrong setting must be found in the time it takes to start Pytho
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
 
 @dataclass
 class ModelConfig:
-    """Which checkpoint, and the size of the images made with it."""
+    """Which checkpoint, and the size of the images or videos made with it."""
 
-    family: str = "qwen_image"  # a name in omnirl_hpc.config.classes, or your own as module:Class
+    family: str = "qwen_image"  # a file in configs/, or your own as module:Class
     path: str = MISSING  # a folder in diffusers' layout
     repo: Optional[str] = None  # where `omnirl-hpc prefetch` gets it: ORGANISATION/NAME on the hub
-    height: int = 512  # pixels; a multiple of 16
+    height: int = 512  # pixels; the family says of what they must be multiples
     width: int = 512
+    frames: int = 1  # of a video; 1: images
+    fps: float = 24.0  # frames a second of a video
 
 
 @dataclass
@@ -128,37 +130,23 @@ class ActorConfig:
     attention: str = "sdpa"  # sdpa (torch chooses) | cudnn | flash_attn | fa3; the last three need a GPU
     compile: bool = False  # torch.compile of the transformer's blocks
     activation_checkpointing: bool = True
-    cfg: str = (
-        "sequential"  # sequential: the two branches of guidance one after the other | batched: as one batch
-    )
+    # The two branches of guidance: sequential, one after the other | batched, as one batch | null, as the
+    # engine
+    cfg: Optional[str] = None
 
 
 @dataclass
 class AlgorithmConfig:
     """What every algorithm has."""
 
-    name: str = MISSING  # a name in omnirl_hpc.config.classes, or your own as module:Class
-
-
-@dataclass
-class FlowGRPOConfig(AlgorithmConfig):
-    """Flow-GRPO (arXiv 2505.05470): PPO clipping of the likelihood ratio of stochastic denoising steps."""
-
-    name: str = "flow_grpo"
-    clip_range: float = (
-        1e-5  # of the ratio; the log-probability is a mean over latent dimensions, hence so small
-    )
-    advantage_clip: float = 5.0
-    advantage_std: Optional[str] = "batch"  # batch | group | null: what advantages are divided by
-    kl_coef: float = 0.0  # of the KL divergence to the reference (adapters off)
-    old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+    name: str = MISSING  # a file in configs/, or your own as module:Class
 
 
 @dataclass
 class RewardPartConfig:
     """What every reward has. A reward with settings of its own derives from this."""
 
-    name: str = MISSING  # a name in omnirl_hpc.config.classes, or your own as module:Class
+    name: str = MISSING  # a file in configs/, or your own as module:Class
     weight: float = 1.0  # of its score in the sum of all parts
     workers: int = 1  # spawned processes for each rank
     timeout_seconds: float = (
@@ -167,20 +155,13 @@ class RewardPartConfig:
 
 
 @dataclass
-class OcrConfig(RewardPartConfig):
-    """Text in the image, compared with the prompt's target."""
-
-    name: str = "ocr"
-    min_confidence: float = 0.5  # of a recognised line; less is not read
-
-
-@dataclass
 class RewardConfig:
     """What scores the images: the weighted sum of one reward or of several, reward=NAME or
     'reward=[NAME,NAME]'.
     """
 
-    parts: dict[str, RewardPartConfig] = field(default_factory=dict)
+    # by name; each of its class's own type, which derives from RewardPartConfig
+    parts: dict[str, Any] = field(default_factory=dict)
     max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
 
 
@@ -249,7 +230,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
-    algorithm: AlgorithmConfig = MISSING
+    algorithm: Any = MISSING  # of its class's own type, which derives from AlgorithmConfig
     reward: RewardConfig = field(default_factory=RewardConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

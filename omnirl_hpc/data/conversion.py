@@ -34,7 +34,9 @@ def convert(source: Path, out: Path, encoding: str | None = None) -> tuple[int, 
     Raises DataError naming file and row for what cannot be used; nothing is written then.
     """
     partial = out.with_name(out.name + ".partial")
-    count, with_target, rows, places = 0, 0, [], {}
+    count, with_target = 0, 0
+    rows: list[dict[str, str | None]] = []
+    places: dict[str, str] = {}
     try:
         with pq.ParquetWriter(partial, SCHEMA) as writer:
             for place, record in _records(source, encoding):

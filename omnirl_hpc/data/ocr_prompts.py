@@ -1,4 +1,6 @@
-"""Prompts that ask for a text in the image: a scene from a template, and a few words in quotes as the target."""
+"""Prompts that ask for a text in the image: a scene from a template,
+and a few words in quotes as the target.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ SCENES = (
     'A hot-air balloon over green hills carrying the words "{text}"',
 )
 WORDS = (
-    "river night garden silver winter open quiet north bright copper harbor paper early lemon seven stone morning cloud "
-    "velvet summer orange mountain letter signal market window yellow forest island planet rocket violet station music "
-    "bridge candle ocean little sunrise maple"
+    "river night garden silver winter open quiet north bright copper harbor paper early lemon seven stone "
+    "morning cloud velvet summer orange mountain letter signal market window yellow forest island planet "
+    "rocket violet station music bridge candle ocean little sunrise maple"
 ).split()
 
 

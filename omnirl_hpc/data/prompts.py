@@ -19,6 +19,36 @@ CACHED_ROW_GROUPS = 8
 TEXT_FORMS = (".txt", ".jsonl", ".json", ".csv", ".tsv")  # which `omnirl-hpc prompts` converts
 
 
+@dataclass(frozen=True, order=True)
+class MediaRef:
+    """An image, a video or a sound in a row of a table, read when it is asked for: as bytes in the row, or
+    from the file that the row names, relative to the table's folder.
+    """
+
+    table: str
+    row_group: int
+    row: int  # in the row group
+    column: str
+    item: int = 0  # where the column holds lists
+
+    def read(self) -> bytes:
+        """The file's bytes. Raises DataError where the row has none, or names a file that cannot be read."""
+        with pq.ParquetFile(self.table) as file:
+            cell = file.read_row_group(self.row_group, columns=[self.column])[self.column][self.row].as_py()
+        held = cell[self.item] if isinstance(cell, list) else cell
+        if held.get("bytes") is not None:
+            return held["bytes"]
+        if held.get("path") is None:
+            raise DataError(f"{self}: it has neither bytes nor a path")
+        try:
+            return (Path(self.table).parent / held["path"]).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self}: {held['path']} cannot be read ({error.strerror})") from None
+
+    def __str__(self) -> str:
+        return f"{self.table}, row group {self.row_group}, row {self.row} of it, column {self.column}"
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One row of the table. `id` is the row number, as text, where the table has no column `id`."""
@@ -29,6 +59,8 @@ class Prompt:
     target: str | None = None  # what a reward compares with, e.g. the text an image should show
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)  # the columns that rewards ask for
     place: str = field(default="", compare=False)  # file, row group and row, for errors
+    # What the prompt comes with besides text: the name of a column -> its images, videos or sounds.
+    media: dict[str, tuple[MediaRef, ...]] = field(default_factory=dict, hash=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -42,8 +74,9 @@ class PromptTable:
     """Random access to the rows of a parquet file without ever holding the whole file.
 
     Required column: `prompt` (text). Optional: `negative_prompt`, `target` (text), `id` (text or numbers),
-    and the columns of numbers or text that are asked for as metadata. No other column is read: it may be
-    larger than memory, or damaged.
+    and the columns of numbers or text that are asked for as metadata. A column of {bytes, path}, or of lists
+    of them, as the library datasets writes images, videos and sounds, becomes media: of it only the paths are
+    read, since the bytes may be larger than memory. No other column is read: it may be damaged.
     """
 
     def __init__(self, path: str | Path, metadata: Sequence[str] = ()) -> None:
@@ -68,6 +101,8 @@ class PromptTable:
                 held = schema.field(column).type
                 raise DataError(f"{self.path}: the column {column!r} holds {held}, neither text nor numbers")
         self._columns = [name for name in schema.names if name in (*TEXT_COLUMNS, *metadata)]
+        self._media_columns = {field.name for field in schema if _is_media(field.type)}
+        self._read_columns = [*self._columns, *_path_columns(self._file, self._media_columns)]
         file = self._file.metadata
         self._ends = np.cumsum([file.row_group(i).num_rows for i in range(file.num_row_groups)])
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
@@ -106,6 +141,13 @@ class PromptTable:
                         yield self._place(group, row), error
             first = end
 
+    def _media(self, group: int, offset: int, column: str, cell: Any) -> tuple[MediaRef, ...]:
+        """What a cell of {path}, or of a list of them, refers to; nothing where it is null."""
+        if cell is None:
+            return ()
+        items = range(len(cell)) if isinstance(cell, list) else (0,)
+        return tuple(MediaRef(str(self.path), group, offset, column, item) for item in items)
+
     def first(self, count: int) -> list[Prompt]:
         """The first rows. Raises DataError where the table has fewer."""
         if count > len(self):
@@ -120,15 +162,24 @@ class PromptTable:
         text = {name: record.pop(name, None) for name in TEXT_COLUMNS}
         if not (text["prompt"] or "").strip():
             raise DataError(f"{place}: the prompt is empty")
-        identity = str(row) if text["id"] is None else str(text["id"])
-        return Prompt(identity, text["prompt"], text["negative_prompt"], text["target"], record, place)
+        offset = row - (int(self._ends[group - 1]) if group else 0)
+        media = {name: self._media(group, offset, name, record.pop(name)) for name in self._media_columns}
+        return Prompt(
+            id=str(row) if text["id"] is None else str(text["id"]),
+            prompt=text["prompt"],
+            negative_prompt=text["negative_prompt"],
+            target=text["target"],
+            metadata=record,
+            place=place,
+            media={name: refs for name, refs in media.items() if refs},
+        )
 
     def _row_group(self, group: int) -> pa.Table:
         if group in self._tables:
             self._tables.move_to_end(group)
         else:
             try:
-                self._tables[group] = self._file.read_row_group(group, columns=self._columns)
+                self._tables[group] = self._file.read_row_group(group, columns=self._read_columns)
             except (OSError, pa.ArrowException) as error:
                 raise DataError(f"{self.path}, row group {group}: {' '.join(str(error).split())}") from None
             if len(self._tables) > CACHED_ROW_GROUPS:
@@ -198,3 +249,15 @@ def _is_plain(kind: pa.DataType) -> bool:
     return (
         _is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def _is_media(kind: pa.DataType) -> bool:
+    """{bytes, path}, or a list of them."""
+    item = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+    return pa.types.is_struct(item) and {field.name for field in item} == {"bytes", "path"}
+
+
+def _path_columns(file: pq.ParquetFile, columns: set[str]) -> list[str]:
+    """The leaves of media columns that hold paths: a row group can be read without its bytes."""
+    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+    return [leaf for leaf in leaves if leaf.split(".")[0] in columns and leaf.endswith(".path")]

@@ -41,7 +41,8 @@ class GroupSampler:
         """The groups of the next step, all ranks' together; moves the cursor."""
         positions = range(self.cursor, self.cursor + self.prompts_per_step)
         self.cursor = positions.stop
-        groups, seen = [], Counter()
+        groups: list[Group] = []
+        seen: Counter[str] = Counter()
         for index, position in enumerate(positions):
             prompt = self.table[self._row(position)]
             groups.append(Group(index, prompt, seen[prompt.id] * self.samples_per_prompt))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -22,22 +21,19 @@ from omnirl_hpc.evaluation.results import read_result, write_comparison, write_r
 from omnirl_hpc.hashing import stable_hash
 from omnirl_hpc.launch.agreement import by_rank_0, raise_on_all_ranks
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.metrics.media_files import picture_suffix, write_media
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.policies import CURRENT, REFERENCE, label
-from omnirl_hpc.rewards.gather import ScoredStep, gather_scores
-from omnirl_hpc.rewards.mix import RewardMix
+from omnirl_hpc.rewards.gather import ScoredStep
 from omnirl_hpc.rewards.reward import metadata_columns
-from omnirl_hpc.roll_out import roll_out
-from omnirl_hpc.rollout.embeddings import EmbeddingCache
-from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
-from omnirl_hpc.rollout.requests import make_requests, text_length
-from omnirl_hpc.run_directory import writing
-from omnirl_hpc.sampling.trajectories import Trajectories
-from omnirl_hpc.sampling.windows import Window
+from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.rollout.requests import condition_width
+from omnirl_hpc.run_directory import RunDirectory, writing
+from omnirl_hpc.sampling.samples import Samples
+from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
 
 NO_STEP = -1  # stands for the training step in the identity of a draw
-ODE = Window(0, 0)
 
 Lora = dict[str, Tensor]
 
@@ -63,13 +59,27 @@ def without_effect(lora: Lora) -> Lora:
     return {name: torch.zeros_like(tensor) for name, tensor in lora.items()}
 
 
+def make_evaluator(
+    config: Config,
+    family: ModelFamily,
+    layout: Layout,
+    device: torch.device,
+    generation: Generation | NoGeneration,
+    run: RunDirectory,
+) -> Evaluator | None:
+    """None where evaluation.every is 0."""
+    if isinstance(generation, NoGeneration) or not config.evaluation.every:
+        return None
+    return Evaluator(config, family, layout, device, generation, run.evaluation, run.writing)
+
+
 class Evaluator:
     """Compares policies with the engine, which must have the device and keeps the last one's adapter. All
     methods are collective.
 
         folder/base/              images of the base model, and result.json once all are there
-        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg, side
-                                  by side
+        folder/step_000010/       adapter/, ema/, … with the same; comparison.md, a table, and comparison.jpg,
+                                  side by side
 
     What is there already from the same adapter and settings is not made again.
     """
@@ -80,9 +90,7 @@ class Evaluator:
         family: ModelFamily,
         layout: Layout,
         device: torch.device,
-        engine: RolloutEngine,
-        embed: EmbeddingCache,
-        rewards: RewardMix,
+        generation: Generation,
         folder: Path,
         writing: Callable[[Path], AbstractContextManager[None]] = writing,
     ) -> None:
@@ -98,8 +106,7 @@ class Evaluator:
         # scores nothing at all is.
         count = evaluation.num_prompts * evaluation.samples_per_prompt
         self._forgiving = replace(config.reward, max_failed_fraction=1 - 0.5 / count)
-        self._family, self._layout, self._device, self._engine = family, layout, device, engine
-        self._embed, self._rewards = embed, rewards
+        self._layout, self._device, self._generation = layout, device, generation
         self._folder, self._writing = folder, writing
         path = evaluation.prompts or config.data.prompts
         table = PromptTable(path, metadata_columns(config.reward))
@@ -115,10 +122,18 @@ class Evaluator:
             "samples_per_prompt": evaluation.samples_per_prompt,
             "num_inference_steps": evaluation.num_inference_steps,
             "true_cfg_scale": config.sampling.true_cfg_scale,
-            "text_length": text_length(config, family, self._groups),
+            "text_length": condition_width(config, family, self._groups),
             "size": [config.model.height, config.model.width],
             "seed": evaluation.seed,
         }
+
+    def is_due(self, step: int) -> bool:
+        """After `step` steps of training."""
+        return step % self._config.evaluation.every == 0 or step == self._config.steps
+
+    def collect(self, actor: Actor, last: str) -> dict[str, Lora]:
+        """See `collect_policies`."""
+        return collect_policies(actor, getattr(torch, self._config.rollout.dtype), last)
 
     @property
     def measure(self) -> str:
@@ -130,8 +145,7 @@ class Evaluator:
 
     def requests(self) -> list[SampleRequest]:
         """What this rank's replica generates for each policy."""
-        requests = make_requests(self._config, self._family, self._embed, self._layout, NO_STEP, self._groups)
-        return [replace(request, window=ODE) for request in requests]
+        return self._generation.requests(self._config, NO_STEP, self._groups, window=None)
 
     def compare(
         self, policies: dict[str, Lora], step: int, check_stop: Callable[[], None]
@@ -156,7 +170,7 @@ class Evaluator:
         than that.
         """
         return deliver_lora(
-            self._engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
+            self._generation.engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
         ).checksum
 
     def _evaluate(
@@ -167,18 +181,11 @@ class Evaluator:
         result = by_rank_0(lambda: read_result(folder), OutputError)
         if result is not None and result["settings"] == settings:
             return result
-        batch = roll_out(
-            self._engine,
-            self._rewards,
-            self._layout,
-            requests,
-            self._groups,
-            check_stop,
-            settings["num_inference_steps"],
-        )
-        scored = gather_scores(self._rewards.collect(), batch, self._forgiving)
-        self._write(lambda: self._save_images(folder, batch))
-        result = {"settings": settings, **self._scores(scored)}
+        num_steps = settings["num_inference_steps"]
+        batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
+        scored = self._generation.score(batch, self._forgiving)
+        self._write(lambda: self._save_media(folder, batch))
+        result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
         return result
 
@@ -194,17 +201,17 @@ class Evaluator:
 
         raise_on_all_ranks(write, OutputError)
 
-    def _save_images(self, folder: Path, batch: Trajectories) -> None:
+    def _save_media(self, folder: Path, batch: Samples) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for image, group, sample in zip(batch.images, batch.group.tolist(), batch.sample.tolist()):
-            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(folder / _file(group, sample))
+        for i, (group, sample) in enumerate(zip(batch.group.tolist(), batch.sample.tolist())):
+            write_media(folder / _file_stem(group, sample), batch.media[i : i + 1])
 
-    def _scores(self, scored: ScoredStep) -> dict[str, Any]:
+    def _scores(self, scored: ScoredStep, suffix: str) -> dict[str, Any]:
         """The same on every rank: samples are ordered by prompt, and all are there."""
         valid = scored.rewards[scored.mask]
         samples = [
             {
-                "file": _file(group, i % self._config.evaluation.samples_per_prompt),
+                "file": _file_stem(group, i % self._config.evaluation.samples_per_prompt) + suffix,
                 "prompt": self._groups[group].prompt.prompt,
                 "id": self._groups[group].prompt.id,
                 "reward": reward if counts else None,
@@ -229,5 +236,5 @@ def _definition(part: RewardPartConfig) -> dict[str, str]:
     return {name: str(getattr(part, name)) for name in sorted(names)}
 
 
-def _file(group: int, sample: int) -> str:
-    return f"{group:04d}_{sample:02d}.png"
+def _file_stem(group: int, sample: int) -> str:
+    return f"{group:04d}_{sample:02d}"

@@ -1,7 +1,8 @@
 """A folder of this user's own on the node's own disk, for temporary files and for what libraries compile.
 
-Such a disk is shared with strangers, and libraries use names there that can be foreseen: torch keeps pickles and
-machine code in /tmp/torchinductor_USER, and runs what it finds. Who makes that folder first runs code as USER.
+Such a disk is shared with strangers, and libraries use names there that can be foreseen: torch keeps pickles
+and machine code in /tmp/torchinductor_USER, and runs what it finds. Who makes that folder first runs code as
+USER.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def use_private_folder(environ: MutableMapping[str, str]) -> str:
-    """Send temporary files, and the caches that `environ` does not place, to a folder that is this user's alone.
+    """Send temporary files, and the caches that `environ` does not place, to a folder that is this user's
+    alone.
 
     Returns a sentence where the disk is not the one that was asked for (SLURM_TMPDIR, TMPDIR), and nothing
     otherwise. Raises ConfigError where there is no disk, or somebody else has a hand in the folder.
@@ -57,8 +59,8 @@ def make_private(folder: Path) -> None:
         raise ConfigError(f"{folder} on {socket.gethostname()} cannot be made: {error.strerror}") from None
     if why := _why_not_ours(found):
         raise ConfigError(
-            f"{folder} on {socket.gethostname()} {why}: what others put there would be run as you; have it removed, or set "
-            "TMPDIR to a folder of your own on that node"
+            f"{folder} on {socket.gethostname()} {why}: what others put there would be run as you; have it "
+            "removed, or set TMPDIR to a folder of your own on that node"
         )
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)

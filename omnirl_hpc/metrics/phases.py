@@ -8,6 +8,21 @@ from contextlib import contextmanager
 
 import torch
 
+# Every step reports all of these, also where a phase did not take place.
+TIMED_PHASES = (
+    "encode",
+    "rollout",
+    "decode",
+    "reward_exposed",
+    "swap",
+    "old_log_prob",
+    "actor",
+    "sync",
+    "evaluation",
+    "checkpoint",
+    "other",
+)
+
 
 class PhaseTimer:
     """Seconds by phase since the last `take`. `current` names the phase a failure happened in.
@@ -43,3 +58,21 @@ class PhaseTimer:
         now = time.perf_counter()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._mark
         self._mark, self.current = now, name
+
+
+class StepClock:
+    """Puts what a step took into its metrics."""
+
+    def __init__(self, timer: PhaseTimer, samples_per_step: int) -> None:
+        self._timer, self._samples = timer, samples_per_step
+
+    def book(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of a step with the seconds since the last call added to what it took so far, by phase.
+
+        A checkpoint is written after this, and counts in the next step.
+        """
+        taken = self._timer.take()
+        names = [f"time/{phase}" for phase in TIMED_PHASES]
+        times = {name: metrics.get(name, 0.0) + taken.get(name, 0.0) for name in names}
+        seconds = sum(times.values())
+        return metrics | times | {"time/step": seconds, "images_per_second": self._samples / seconds}

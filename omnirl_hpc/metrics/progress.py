@@ -45,8 +45,9 @@ class ProgressDisplay:
         """One finished step."""
         if self._quiet:
             return
+        reward = f"reward {metrics['reward/mean']:.6g}  " if "reward/mean" in metrics else ""
         line = (
-            f"step {metrics['step'] + 1:>4}/{self._steps}  reward {metrics['reward/mean']:.6g}  loss {metrics['loss']:.3g}  "
+            f"step {metrics['step'] + 1:>4}/{self._steps}  {reward}loss {metrics['loss']:.3g}  "
             f"grad_norm {metrics['grad_norm']:.3g}  {metrics['time/step']:.1f} s  "
             f"{metrics['images_per_second']:.3g} images/s"
         )

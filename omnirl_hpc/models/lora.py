@@ -42,7 +42,8 @@ def attach_lora(
     ]
     if missing:
         raise ConfigError(
-            f"actor.lora.target_modules: no linear layer of {type(transformer).__name__} is named {', '.join(missing)}"
+            f"actor.lora.target_modules: no linear layer of {type(transformer).__name__} is named "
+            f"{', '.join(missing)}"
         )
     transformer.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):  # PEFT draws A, and rounds it to the base's dtype

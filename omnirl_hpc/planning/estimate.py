@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.models.shape import ModelShape
+from omnirl_hpc.models.spec import actor_numerics, find_spec
 from omnirl_hpc.planning.measured import (
     ACTOR_WORKING_VECTORS,
     CONTEXT_BYTES,
@@ -16,9 +19,8 @@ from omnirl_hpc.planning.measured import (
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
-from omnirl_hpc.planning.qwen_image import QwenImageShape
+from omnirl_hpc.policies import CURRENT, REFERENCE
 
-SHAPES = {"qwen_image": QwenImageShape}
 BYTES = {"float32": 4, "bfloat16": 2}
 TYPICAL_TEXT = 128  # tokens of real prompts: 64 to 128
 GATHERED_BLOCKS = 2  # the one that computes and the one that comes next
@@ -46,19 +48,15 @@ class Estimate:
         return ranks * sum(self.host.values())
 
 
-def find_shape(config: Config) -> QwenImageShape:
-    """Raises ConfigError for a family without a shape."""
-    if config.model.family not in SHAPES:
-        raise ConfigError(
-            f"model.family={config.model.family} cannot be planned: known are {', '.join(SHAPES)}"
-        )
-    return SHAPES[config.model.family].find(config.model)
+def find_shape(config: Config) -> ModelShape:
+    """Raises ConfigError where the family is not known, or the checkpoint's files cannot be read."""
+    return find_spec(config.model.family).shape(config.model)
 
 
 def typical_text_width(config: Config) -> int:
     """The padded width that a real prompt gets."""
-    widths = config.data.text_lengths
-    return next((width for width in widths if width >= TYPICAL_TEXT), widths[-1])
+    fixed, widths = find_spec(config.model.family).text_width, config.data.text_lengths
+    return fixed or next((width for width in widths if width >= TYPICAL_TEXT), widths[-1])
 
 
 def estimate(config: Config, layout: Layout, text_width: int | None = None) -> Estimate:
@@ -87,7 +85,7 @@ def estimate(config: Config, layout: Layout, text_width: int | None = None) -> E
         "CUDA and NCCL": CONTEXT_BYTES,
         "samples of the step": sample_bytes(config, shape, layout, text_width),
     } | stays
-    rollout, actor = generation(config), training(config, shape, layout, text_width)
+    rollout, actor = generation(config, shape), training(config, shape, layout, text_width)
     host = {
         "process": PROCESS_BYTES,
         "CUDA libraries": CUDA_HOST_BYTES,
@@ -110,7 +108,7 @@ def with_residency(config: Config, residency: str) -> Config:
     return replace(config, residency=residency)
 
 
-def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+def engine_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
     """The engine's frozen weights on one rank, by component. Tensor parallelism splits all but the
     modulation.
     """
@@ -118,19 +116,18 @@ def engine_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dic
     whole = shape.modulation_parameters
     return {
         "transformer": size * (whole + (shape.transformer_parameters - whole) / split),
-        "text_encoder": size * shape.text_encoder_parameters,
-        "vae": size * shape.vae_parameters,
+        **{name: size * parameters for name, parameters in shape.other_parameters.items()},
     }
 
 
-def engine_adapter(config: Config, shape: QwenImageShape) -> dict[str, float]:
+def engine_adapter(config: Config, shape: ModelShape) -> dict[str, float]:
     """LoRA's places in the engine, where it is not merged into the weights."""
     if config.actor.train == "full" or config.rollout.lora == "merged":
         return {}
     return {"engine: LoRA": BYTES[config.rollout.dtype] * adapter_parameters(config, shape)}
 
 
-def frozen_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+def frozen_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
     """The actor's base, sharded."""
     if config.actor.train == "full":
         return {}
@@ -139,7 +136,7 @@ def frozen_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dic
     }
 
 
-def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> dict[str, float]:
+def trained_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
     """What the optimizer changes, sharded."""
     weights = trained_bytes(config, shape) / layout.shard_size
     parts = {
@@ -147,36 +144,43 @@ def trained_weights(config: Config, shape: QwenImageShape, layout: Layout) -> di
         "actor: Adam": 2 * weights,
     }
     return parts | (
-        {"actor: running mean": mean} if (mean := mean_bytes(config, shape) / layout.shard_size) else {}
+        {"actor: stored policies": stored}
+        if (stored := stored_bytes(config, shape) / layout.shard_size)
+        else {}
     )
 
 
-def trained_bytes(config: Config, shape: QwenImageShape) -> float:
+def trained_bytes(config: Config, shape: ModelShape) -> float:
     """Master weights of all ranks that share one copy; Adam's two moments have as much each."""
     if config.actor.train == "full":
         return BYTES["float32"] * shape.transformer_parameters
     return BYTES[config.actor.lora.dtype] * adapter_parameters(config, shape)
 
 
-def mean_bytes(config: Config, shape: QwenImageShape) -> float:
-    """The running mean of the adapter (actor.ema_decay), in fp32."""
-    return 0.0 if config.actor.ema_decay is None else BYTES["float32"] * adapter_parameters(config, shape)
+def stored_bytes(config: Config, shape: ModelShape) -> float:
+    """The policies that are stored beside the current one, in fp32: the algorithm's and the running mean."""
+    algorithm = find_class("algorithm", config.algorithm.name)(config)
+    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE}
+    count = len(stored) + (config.actor.ema_decay is not None)
+    full = config.actor.train == "full"
+    one = shape.transformer_parameters if full else adapter_parameters(config, shape)
+    return float(count * BYTES["float32"] * one)
 
 
-def adapter_parameters(config: Config, shape: QwenImageShape) -> int:
+def adapter_parameters(config: Config, shape: ModelShape) -> int:
     return shape.lora_parameters(config.actor.lora.rank, config.actor.lora.target_modules)
 
 
-def generation(config: Config) -> dict[str, float]:
+def generation(config: Config, shape: ModelShape) -> dict[str, float]:
     """The VAE decoder's tensors for one micro-batch, which take more than the transformer's."""
-    pixels = config.rollout.micro_batch_size * config.model.height * config.model.width
+    pixels = config.rollout.micro_batch_size * shape.frames * config.model.height * config.model.width
     return {"generation": DECODE_VALUES_PER_PIXEL * pixels * BYTES[config.rollout.dtype]}
 
 
-def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: int) -> dict[str, float]:
+def training(config: Config, shape: ModelShape, layout: Layout, text_width: int) -> dict[str, float]:
     """What the actor's forward and backward passes need beside the weights, for one micro-batch."""
     branches = guidance_branches(config)
-    tokens = config.actor.micro_batch_size * (shape.image_tokens + text_width)  # of one branch
+    tokens = config.actor.micro_batch_size * (shape.latent_tokens + text_width)  # of one branch
     vector = shape.width * BYTES[config.actor.dtype]
     block = SAVED_VECTORS[config.actor.dtype]
     if config.actor.train == "full":
@@ -185,7 +189,7 @@ def training(config: Config, shape: QwenImageShape, layout: Layout, text_width: 
         block += (
             shape.lora_layers(config.actor.lora.target_modules) / 2 * config.actor.lora.rank / shape.width
         )  # of each stream
-    once = branches if config.actor.cfg == "batched" else 1  # branches that compute at the same time
+    once = branches if actor_numerics(config).batched_cfg else 1  # branches that compute at the same time
     parts = {
         "actor: gradients": trained_bytes(config, shape) / layout.shard_size,
         "actor: gathered blocks": GATHERED_BLOCKS * BYTES[config.actor.dtype] * shape.block_parameters,
@@ -219,25 +223,29 @@ def window_size(config: Config) -> int:
     return (config.sampling.num_inference_steps - 1 if window.last is None else window.last) - window.first
 
 
-def sample_bytes(config: Config, shape: QwenImageShape, layout: Layout, text_width: int) -> float:
-    """Trajectories, embeddings and images of a rank's step, which stay on the GPU until it ends."""
-    latents = (window_size(config) + 1) * shape.image_tokens * shape.in_channels * KEPT_LATENTS_BYTES
-    embeds = guidance_branches(config) * text_width * shape.text_width * BYTES[config.rollout.dtype]
-    return samples_of_rank(config, layout) * (latents + embeds + 3 * config.model.height * config.model.width)
+def sample_bytes(config: Config, shape: ModelShape, layout: Layout, text_width: int) -> float:
+    """Latents at the edges of windows and at the end, and conditions, which stay on the GPU until a rank's
+    step ends. Each prompt's condition is there once, and no more than one negative one for each.
+    """
+    latents = (window_size(config) + 2) * shape.latent_values * KEPT_LATENTS_BYTES
+    conditions = guidance_branches(config) * shape.condition_values(text_width) * BYTES[config.rollout.dtype]
+    samples = samples_of_rank(config, layout)
+    return samples * latents + samples / config.data.samples_per_prompt * conditions
 
 
-def embedding_bytes(config: Config, shape: QwenImageShape, text_width: int) -> float:
+def embedding_bytes(config: Config, shape: ModelShape, text_width: int) -> float:
     """The cache of prompt embeddings when it is full."""
-    return config.rollout.embedding_cache_size * text_width * shape.text_width * BYTES[config.rollout.dtype]
+    values = config.rollout.embedding_cache_size * shape.condition_values(text_width)
+    return values * BYTES[config.rollout.dtype]
 
 
-def disk(config: Config, shape: QwenImageShape) -> dict[str, float]:
+def disk(config: Config, shape: ModelShape) -> dict[str, float]:
     """Checkpoints (one more than are kept, while it is written) and sample images."""
     every, count = config.logging.samples_every, config.logging.samples_count
     # of every `every`-th step and of the last one
     images = count * len({*range(0, config.steps, every), config.steps - 1}) if every else 0
     return {
         "checkpoints": (config.checkpoint.keep + 1)
-        * (3 * trained_bytes(config, shape) + mean_bytes(config, shape)),
+        * (3 * trained_bytes(config, shape) + stored_bytes(config, shape)),
         "sample images": images * config.model.height * config.model.width * PNG_BYTES_PER_PIXEL,
     }

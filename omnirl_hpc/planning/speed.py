@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.planning.estimate import (
     BYTES,
@@ -14,7 +15,6 @@ from omnirl_hpc.planning.estimate import (
     samples_of_rank,
     trained_weights,
     typical_text_width,
-    window_size,
 )
 from omnirl_hpc.planning.gpus import Gpu
 from omnirl_hpc.planning.measured import (
@@ -33,14 +33,16 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     shape, text_width = find_shape(config), text_width or typical_text_width(config)
     forward, full = shape.forward_flops(text_width), config.actor.train == "full"
     backward = shape.full_backward_flops(text_width) if full else shape.lora_backward_flops(text_width)
+    algorithm = find_class("algorithm", config.algorithm.name)(config)
     branches = samples_of_rank(config, layout) * guidance_branches(config)
-    points = branches * window_size(config)
+    generated = branches * config.sampling.num_inference_steps if algorithm.source == "rollout" else 0
+    points = branches * algorithm.points_per_unit
     later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
     forwards = 2 if config.actor.activation_checkpointing else 1
-    forwards += reference_is_evaluated(config)
+    forwards += len(algorithm.policies) - 1  # those of the others have no gradients
     return {
-        "rollout": branches * config.sampling.num_inference_steps * forward,
-        "old_log_prob": later_updates * points * forward if recomputes_old_log_prob(config) else 0.0,
+        "rollout": generated * forward,
+        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old_log_prob else 0.0,
         "actor": points * (forwards * forward + backward),
     }
 
@@ -92,11 +94,3 @@ def sync_seconds(config: Config, layout: Layout, gpu: Gpu) -> float:
     if config.rollout.lora == "merged":
         seconds += engine_weights(config, shape, layout)["transformer"] / MERGE_BYTES_PER_SECOND
     return seconds
-
-
-def recomputes_old_log_prob(config: Config) -> bool:
-    return isinstance(config.algorithm, FlowGRPOConfig) and config.algorithm.old_log_prob == "recompute"
-
-
-def reference_is_evaluated(config: Config) -> bool:
-    return isinstance(config.algorithm, FlowGRPOConfig) and config.algorithm.kl_coef > 0

@@ -57,7 +57,7 @@ def area_chart(title: str, steps: Sequence[int], areas: dict[str, Sequence[float
     below, paths = [0.0] * len(steps), []
     for color, values in zip(COLORS, areas.values()):
         above = [b + v for b, v in zip(below, values)]
-        edge = [*_points(scale, *_thinned(steps, above)), *reversed(_points(scale, *_thinned(steps, below)))]
+        edge = [*_points(scale, steps, above), *reversed(_points(scale, steps, below))]
         paths.append(f'<polygon points="{" ".join(edge)}" fill="{color}"/>')
         below = above
     return _figure(title, note, scale, paths, list(areas))
@@ -92,7 +92,8 @@ def _thinned(steps: Sequence[int], values: Values) -> tuple[list[float], list[fl
     size = -(-len(steps) // MOST_POINTS)
     if size <= 1:
         return list(steps), list(values)
-    kept_steps, kept = [], []
+    kept_steps: list[float] = []
+    kept: list[float | None] = []
     for start in range(0, len(steps), size):
         known = [value for value in values[start : start + size] if value is not None]
         kept_steps.append(sum(steps[start : start + size]) / len(steps[start : start + size]))
@@ -116,8 +117,9 @@ def _pieces(steps: Sequence[float], values: Values) -> list[list[tuple[float, fl
     return [piece for piece in pieces if piece]
 
 
-def _points(scale: _Scale, steps: Sequence[float], values: Sequence[float]) -> list[str]:
-    return [f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in zip(steps, values)]
+def _points(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> list[str]:
+    thinned = zip(*_thinned(steps, values))
+    return [f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in thinned if value is not None]
 
 
 def _figure(title: str, note: str, scale: _Scale, paths: list[str], names: list[str]) -> str:

@@ -6,39 +6,53 @@ import base64
 import io
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from omnirl_hpc.evaluation.results import read_result
 from omnirl_hpc.report.charts import area_chart, line_chart
 from omnirl_hpc.report.records import Line, RunRecords, describe_rewards
 
 SAMPLED_STEPS, SAMPLES_A_STEP = 8, 6
+PAIRS = 12  # of images before and after
 IMAGE_PIXELS, COMPARISON_PIXELS = 256, 1600  # the longer side, at most
 NOT_PHASES = ("time/step", "time/reward")  # the sum of the others, and what ran beside them
 
 STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff; max-width: 1240px; margin: 0 auto; padding: 24px; }
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff;
+  max-width: 1240px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; } h2 { font-size: 18px; margin: 32px 0 10px; }
 p { margin: 4px 0; } small, .dim { color: #666; font-weight: normal; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: 18px 22px; }
-figure { margin: 0; break-inside: avoid; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
+figure { margin: 0; break-inside: avoid; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; display: block; }
 .axes line { stroke: #e3e3e3; } .axes text { font-size: 12px; fill: #555; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 12px; font-size: 12px; padding-left: 14%; }
 .legend i { display: inline-block; width: 10px; height: 10px; margin-right: 4px; }
-.samples { display: grid; grid-template-columns: repeat(6, 1fr); gap: 12px; break-inside: avoid; margin-bottom: 14px; }
-.samples img { width: 100%; display: block; } .samples p { font-size: 12px; line-height: 1.3; overflow-wrap: anywhere; }
-.samples .prompt { display: -webkit-box; -webkit-line-clamp: 4; -webkit-box-orient: vertical; overflow: hidden; }
+.samples { display: grid; grid-template-columns: repeat(6, 1fr); gap: 12px; break-inside: avoid;
+  margin-bottom: 14px; }
+.samples img { width: 100%; display: block; }
+.samples p { font-size: 12px; line-height: 1.3; overflow-wrap: anywhere; }
+.samples .prompt { display: -webkit-box; -webkit-line-clamp: 4; -webkit-box-orient: vertical;
+  overflow: hidden; }
+.pairs { display: grid; grid-template-columns: repeat(3, 1fr); gap: 14px 26px; margin: 10px 0 14px; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 4px; break-inside: avoid; }
+.pair img { width: 100%; display: block; }
+.pair p { font-size: 12px; line-height: 1.3; overflow-wrap: anywhere; }
 h3 { font-size: 14px; margin: 12px 0 6px; break-after: avoid; } h2 { break-after: avoid; }
-table { border-collapse: collapse; } td, th { text-align: left; vertical-align: top; padding: 3px 14px 3px 0; border-bottom: 1px solid #e3e3e3; }
-pre { background: #f6f6f6; padding: 10px 12px; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-collapse: collapse; }
+td, th { text-align: left; vertical-align: top; padding: 3px 14px 3px 0; border-bottom: 1px solid #e3e3e3; }
+pre { background: #f6f6f6; padding: 10px 12px; font-size: 12px; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
 pre.settings { columns: 3; } .comparison { max-width: 100%; max-height: 1100px; }
 @media print { @page { margin: 14mm; } body { font-size: 11px; padding: 0; max-width: none; }
-  .charts { grid-template-columns: repeat(2, 1fr); } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .charts { grid-template-columns: repeat(2, 1fr); }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .comparison { max-height: 190mm; } }
 """
 
@@ -55,6 +69,7 @@ def write_report(records: RunRecords, out: Path | None = None) -> Path:
 def render(records: RunRecords) -> str:
     name = escape(records.run.path.resolve().name)
     sections = [
+        ("Before and after", before_and_after(records)),
         ("Curves", f'<div class="charts">{"".join(charts(records))}</div>' if records.metrics else ""),
         ("Evaluation", evaluation(records)),
         ("Samples over time", samples(records)),
@@ -64,7 +79,8 @@ def render(records: RunRecords) -> str:
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
+        '<meta name="viewport" content="width=device-width">'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
         f"<body><h1>{name}</h1>{summary(records)}{body}</body></html>\n"
     )
 
@@ -190,7 +206,7 @@ def spread(items: list[int], count: int) -> list[int]:
 
 def picture(path: Path, sample: Line) -> str:
     """An image with its prompt and score; nothing where the file is not there or not whole."""
-    source = inline_jpeg(path, IMAGE_PIXELS)
+    source = inline_jpeg(path, IMAGE_PIXELS, enlarge=True)
     if source is None:
         return ""
     reward = "no reward" if sample["reward"] is None else f"{sample['reward']:.4g}"
@@ -201,22 +217,78 @@ def picture(path: Path, sample: Line) -> str:
     )
 
 
-def inline_jpeg(path: Path, pixels: int) -> str | None:
+def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
+    """As the source of an <img>, its longer side `pixels` at most, or exactly: JPEG in the size of a small
+    image would smear its colours. None where the file is not there or not whole.
+    """
     try:
         with Image.open(path) as image:
             image = image.convert("RGB")
     except (OSError, UnidentifiedImageError):
         return None
-    image.thumbnail((pixels, pixels))
+    scale = pixels / max(image.size)
+    if enlarge or scale < 1:
+        size = (round(image.width * scale), round(image.height * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=82)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def evaluation(records: RunRecords) -> str:
-    """The newest comparison of policies. A folder may hold others, of steps that the run went back from."""
+def evaluated(records: RunRecords) -> Iterator[tuple[int, Path]]:
+    """(finished steps, folder) of the evaluations, the newest first. There may be other folders, of steps
+    that the run went back from.
+    """
     for done in reversed([line["step"] + 1 for line in records.metrics if "evaluation/adapter" in line]):
-        place = records.run.evaluation / f"step_{done:06d}"
+        yield done, records.run.evaluation / f"step_{done:06d}"
+
+
+def before_and_after(records: RunRecords) -> str:
+    """The first images of the newest evaluation, each one of the base beside the trained model's from the
+    same noise.
+    """
+    base = read_result(records.run.evaluation / "base")
+    for done, place in evaluated(records):
+        trained = read_result(place / "adapter")
+        if base is None or trained is None:
+            continue
+        pairs = []
+        for before, after in list(zip(base["samples"], trained["samples"]))[:PAIRS]:
+            pictures = [
+                picture(folder / sample["file"], sample)
+                for folder, sample in ((records.run.evaluation / "base", before), (place / "adapter", after))
+            ]
+            if all(pictures):
+                pairs.append(f'<div class="pair">{"".join(pictures)}</div>')
+        if pairs:
+            return (
+                f"<p>Left the base, right after {done} steps, from the same noise. Mean reward of "
+                f"{len(trained['samples'])} images: <b>{base['reward']:.3g} → {trained['reward']:.3g}</b></p>"
+                f'<div class="pairs">{"".join(pairs)}</div>{kinds_of_failure(records, base, trained)}'
+            )
+    return ""
+
+
+def kinds_of_failure(records: RunRecords, base: Line, trained: Line) -> str:
+    """Of images whose only reward is how much of a text can be read."""
+    if list(records.config.get("reward", {}).get("parts", {})) != ["ocr"]:
+        return ""
+
+    def counts(result: Line) -> str:
+        scores = [sample["reward"] for sample in result["samples"] if sample["reward"] is not None]
+        whole, nothing = sum(score == 1 for score in scores), sum(score == 0 for score in scores)
+        return "".join(f"<td>{count}</td>" for count in (whole, len(scores) - whole - nothing, nothing))
+
+    return (
+        "<table><tr><th>images with</th><th>the whole text</th><th>a part of it</th>"
+        "<th>nothing to read</th></tr>"
+        f"<tr><th>base</th>{counts(base)}</tr><tr><th>trained</th>{counts(trained)}</tr></table>"
+    )
+
+
+def evaluation(records: RunRecords) -> str:
+    """The newest comparison of policies."""
+    for done, place in evaluated(records):
         source = inline_jpeg(place / "comparison.jpg", COMPARISON_PIXELS)
         if source is not None and (place / "comparison.md").is_file():
             head, _, *rows = [

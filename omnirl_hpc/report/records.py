@@ -113,7 +113,7 @@ class RunRecords:
 def describe_rewards(records: RunRecords) -> str:
     ends = records.reward_at_the_ends()
     if ends is None:
-        return "no reward yet"
+        return "no reward" if records.metrics else "no reward yet"
     count, first, last = ends
     which = (
         ("the first step", "the last") if count == 1 else (f"the first {count} steps", f"the last {count}")

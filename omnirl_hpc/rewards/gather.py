@@ -12,7 +12,7 @@ from torch import Tensor
 from omnirl_hpc.config.schema import RewardConfig
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.runner import Scores
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import Samples
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ScoredStep:
         return self.mask.float() / counts.clamp(min=1)[update]
 
 
-def gather_scores(scores: dict[str, Scores], batch: Trajectories, config: RewardConfig) -> ScoredStep:
+def gather_scores(scores: dict[str, Scores], batch: Samples, config: RewardConfig) -> ScoredStep:
     """Collective. Raises RewardError on every rank where more than `max_failed_fraction` of the step has no
     reward.
 

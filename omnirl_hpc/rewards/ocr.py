@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from omnirl_hpc.config.schema import OcrConfig
+from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.errors import require
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 # Workers are processes, and sums that depend on a number of threads are not reproducible.
 ONE_THREAD = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
+# The recogniser alone, on images as wide as they are: RapidOCR would widen them to 320 x 48 pixels.
+ONE_LINE = {"Global.use_det": False, "Rec.rec_img_shape": [3, 48, 48]}
+
+
+@dataclass
+class OcrConfig(RewardPartConfig):
+    """Text in the image, compared with the prompt's target."""
+
+    name: str = "ocr"
+    min_confidence: float = 0.5  # of a recognised line; less is not read
+    detect: bool = True  # find the lines first; false: the image is one line, as Glyph's are (far less time)
+
+    def __post_init__(self) -> None:
+        value = self.min_confidence
+        require(0 <= value <= 1, f"reward.parts.ocr.min_confidence={value} must be in [0, 1]")
 
 
 class Ocr(Reward):
@@ -35,6 +52,7 @@ class Ocr(Reward):
                 "Global.text_score": settings.min_confidence,
                 "Global.use_cls": False,  # does not turn lines that stand on their heads
                 "Global.log_level": "error",
+                **({} if settings.detect else ONE_LINE),
                 **ONE_THREAD,
             }
         )

@@ -18,12 +18,22 @@ from omnirl_hpc.data.prompts import Prompt
 class RewardBatch:
     """B samples to score."""
 
-    images: np.ndarray  # [B, H, W, 3] uint8
+    frames: np.ndarray  # [B, F, H, W, 3] uint8; F = 1: images
     prompts: list[Prompt]
+    audio: np.ndarray | None = None  # [B, channels, T] fp32
+    fps: float = 0.0  # frames a second
+    sample_rate: int = 0  # of the sound, in Hz
+
+    @property
+    def images(self) -> np.ndarray:
+        """[B, H, W, 3] uint8. Raises ValueError for videos."""
+        if self.frames.shape[1] != 1:
+            raise ValueError(f"samples are videos of {self.frames.shape[1]} frames, not images")
+        return self.frames[:, 0]
 
 
 class Reward(ABC):
-    """Scores images. Made once in each worker process; `score` is then called there for one micro-batch at a
+    """Scores samples. Made once in each worker process; `score` is then called there for one micro-batch at a
     time.
 
     The module is imported in the rank's own process too: a reward imports its `packages` when it is made, not
@@ -33,6 +43,7 @@ class Reward(ABC):
     Settings: ClassVar[type[RewardPartConfig]] = (
         RewardPartConfig  # a dataclass: what may be set, and its defaults
     )
+    needs: ClassVar[tuple[str, ...]] = ("image",)  # image | video | audio, of which the model must make each
     needs_target: ClassVar[bool] = False  # every prompt must have one
     metadata: ClassVar[tuple[str, ...]] = ()  # other columns of the prompt table, in `prompt.metadata`
     packages: ClassVar[tuple[str, ...]] = ()  # beyond this package's own requirements

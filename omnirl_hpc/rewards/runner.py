@@ -15,6 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -26,6 +27,7 @@ from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
 # Ctrl-C and Slurm's signals reach every process of a job; what they mean is the rank's decision.
 RANKS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+EXIT_SECONDS = 10.0  # a crash may write a core file before it is one
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,19 @@ class RewardRunner:
 
     def _worker_ended(self) -> RewardError:
         if self._end is None:
-            codes = [worker.exitcode for worker in self._workers if worker.exitcode is not None]
-            self._end = f": {_describe_exit(codes[0])}" if codes else ""
+            gone = multiprocessing.connection.wait([worker.sentinel for worker in self._workers], timeout=0)
+            codes = [_exit_code(worker) for worker in self._workers if worker.sentinel in gone]
+            self._end = f": {_describe_exit(codes[0])}" if codes and codes[0] is not None else ""
             self.close()  # the others ignore the signal by which the pool would end them
         return RewardError(f"a worker process of reward {self._name} ended{self._end}")
+
+
+def _exit_code(worker: BaseProcess) -> int | None:
+    """Of a worker that is gone or going: its pipes close first, and the pool may be reading the code, too."""
+    end = time.monotonic() + EXIT_SECONDS
+    while worker.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return worker.exitcode
 
 
 def _describe_exit(code: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.family import ModelFamily
@@ -15,8 +16,8 @@ from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
-from omnirl_hpc.sampling.recorder import RecordingScheduler
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.recorder import Recorder
+from omnirl_hpc.sampling.samples import Condition, Samples
 
 
 class DiffusersEngine:
@@ -27,23 +28,22 @@ class DiffusersEngine:
         self._family = family
         self._device = device
         self._timer = timer
-        self._schedule = family.make_schedule(config.sampling.num_inference_steps)
+        self._guidance = family.guidance(config.sampling)
         self._version = -1
         self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
-        self._pipeline = family.load_pipeline(dtype)
+        self._driver = family.driver("diffusers")
+        self._pipeline = self._driver.load(dtype)
         if config.actor.train == "lora":
-            targets = config.actor.lora.target_modules or family.lora_targets
+            targets = config.actor.lora.target_modules or family.spec.lora_targets
             add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
         self._pipeline.to(device)
-        self._recorder = RecordingScheduler.make(
-            self._pipeline.scheduler.config, config.sampling.transition, config.sampling.noise_level
-        )
-        self._pipeline.scheduler = self._recorder
+        self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
+        self._driver.attach(self._pipeline, self._recorder)
         self._pinned = PinnedTensors()
         slots = list(lora_parameters(self._pipeline.transformer).values())
         self._pinned.add(slots, frozen=False)
-        for module in (self._pipeline.transformer, self._pipeline.text_encoder, self._pipeline.vae):
+        for module in self._driver.components(self._pipeline).values():
             self._pinned.add([*module.parameters(), *module.buffers()], frozen=True)
 
     def sleep(self) -> None:
@@ -65,31 +65,23 @@ class DiffusersEngine:
         return self._pipeline.transformer
 
     @torch.no_grad()
-    def encode(self, prompt: str) -> Tensor:
+    def encode(self, prompt: Prompt) -> Condition:
         self._require_awake()
-        return self._family.encode_prompt(self._pipeline, prompt)
+        return self._driver.encode(self._pipeline, prompt)
 
     @torch.no_grad()
-    def generate(
-        self, requests: Sequence[SampleRequest], num_steps: int | None = None
-    ) -> Iterator[Trajectories]:
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
         self._require_awake()
-        schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
-        size, shape = self.micro_batch_size, self._family.latent_shape()
-        for batch, count in micro_batches(requests, size, shape, self._device):
-            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
-            self._pipeline(
-                **self._family.pipeline_inputs(
-                    batch.text, batch.negative, self._config.sampling.true_cfg_scale
-                ),
-                latents=batch.initial,
-                num_inference_steps=schedule.num_steps,
-                output_type="latent",
-            )
+        num_steps = num_steps or self._config.sampling.num_inference_steps
+        schedules = self._family.schedules(num_steps)
+        for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
+            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
+            inputs = batch.initial, *batch.stacked_conditions()
+            self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
             recording = self._recorder.finish()
             with self._timer.phase("decode"):
-                images = self._family.decode(self._pipeline.vae, recording.final)
-            yield batch.trajectories(recording, images, schedule, self._version)[:count]
+                media = self._family.decode(self._pipeline, recording.final).on_host()
+            yield batch.samples(recording, media, self._family, schedules, self._version)[:count]
 
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:

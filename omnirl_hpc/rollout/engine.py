@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.data.prompts import Prompt
+from omnirl_hpc.sampling.samples import Condition, SampleIdentity, Samples
 from omnirl_hpc.sampling.windows import Window
 
 
@@ -16,15 +17,12 @@ from omnirl_hpc.sampling.windows import Window
 class SampleRequest:
     """One sample to generate. Identities, not places in a batch, determine its random draws."""
 
-    seed: int  # of all draws
-    step: int
+    identity: SampleIdentity
     group: int  # place among the groups of the step
-    prompt_id: str
-    sample: int  # sample of the prompt
     window: Window
-    text: Tensor  # [L, D] embeddings of the prompt, unpadded
-    negative: Tensor | None  # [L', D], or None without guidance
-    text_length: int  # padded width of both, the same for all samples of a step
+    condition: Condition  # of the prompt, unpadded: one object for all samples of a group
+    negative: Condition | None  # None: no guidance
+    width: int  # that both are padded to, the same for all samples of a step
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Receipt:
 
 
 class RolloutEngine(Protocol):
-    """Generates trajectories with the current adapter."""
+    """Generates samples with the current adapter."""
 
     micro_batch_size: int  # samples generated at once
 
@@ -45,13 +43,11 @@ class RolloutEngine(Protocol):
     def transformer(self) -> nn.Module:
         """The network that it denoises with, to be looked at."""
 
-    def encode(self, prompt: str) -> Tensor:
-        """Embeddings [L, D] of one prompt."""
+    def encode(self, prompt: Prompt) -> Condition:
+        """What the model reads of one prompt, unpadded."""
 
-    def generate(
-        self, requests: Sequence[SampleRequest], num_steps: int | None = None
-    ) -> Iterator[Trajectories]:
-        """One Trajectories for each micro-batch as soon as it is made, in the order of the requests.
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+        """The samples of each micro-batch as soon as they are made, in the order of the requests.
 
         num_steps: denoising steps, where they are not those of training.
         """

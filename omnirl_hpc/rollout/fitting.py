@@ -18,32 +18,33 @@ log = logging.getLogger(__name__)
 def fit_micro_batch_size(
     engine: RolloutEngine,
     requests: Sequence[SampleRequest],
-    text_length: int,
+    width: int,
     device: torch.device,
     may_shrink: bool,
 ) -> int:
     """Generate one micro-batch; where any rank runs out of memory, all ranks halve `engine.micro_batch_size`
     and try again.
 
-    Collective. All micro-batches of a run have one shape, so what fits here fits later. `text_length` is the
-    largest padded width of the run. Raises EngineError on every rank where a single sample does not fit, or
-    where the size must not change.
+    Collective. All micro-batches of a run have one shape, so what fits here fits later. `width` is the
+    largest that conditions are padded to in the run. Raises EngineError on every rank where a single sample
+    does not fit, or where the size must not change.
     """
     while True:
         size = engine.micro_batch_size
-        probe = [replace(requests[i % len(requests)], text_length=text_length) for i in range(size)]
+        probe = [replace(requests[i % len(requests)], width=width) for i in range(size)]
         fits = torch.tensor(int(_try(engine, probe)), device=device)
         dist.all_reduce(fits, op=dist.ReduceOp.MIN)
         if fits:
             return size
         if size == 1:
             raise EngineError(
-                "not even one sample at a time fits into the GPU's memory: use smaller images or a larger replica"
+                "not even one sample at a time fits into the GPU's memory: "
+                "use smaller images or a larger replica"
             )
         if not may_shrink:
             raise EngineError(
-                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict does not change it: "
-                f"set {size // 2}"
+                f"rollout.micro_batch_size={size} does not fit into the GPU's memory, and determinism=strict "
+                f"does not change it: set {size // 2}"
             )
         engine.micro_batch_size = size // 2
         log.warning(

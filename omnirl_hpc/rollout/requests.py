@@ -3,57 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, WindowConfig
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.models.family import ModelFamily
-from omnirl_hpc.rollout.embeddings import EmbeddingCache, padded_length
+from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.rollout.engine import SampleRequest
-from omnirl_hpc.sampling.windows import draw_window
+from omnirl_hpc.sampling.samples import SampleIdentity
+from omnirl_hpc.sampling.windows import NO_STEPS, draw_window
 
 
 def make_requests(
     config: Config,
     family: ModelFamily,
-    embed: EmbeddingCache,
+    encode: ConditionCache,
     layout: Layout,
     step: int,
     groups: Sequence[Group],
+    window: WindowConfig | None,
 ) -> list[SampleRequest]:
-    """One request for each sample of the replica's groups, group after group.
+    """One request for each sample of the replica's groups, group after group. window: where the stochastic
+    steps may be; None: there are none.
 
-    `groups` are those of all replicas: their longest prompt sets the padded width of the step, on every rank
-    the same.
+    `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the
+    same.
     """
     guided = config.sampling.true_cfg_scale > 1
-    negatives = [g.prompt.negative_prompt or config.data.negative_prompt for g in groups]
-    length = text_length(config, family, groups)
+    width = condition_width(config, family, groups)
     requests = []
     for index in layout.groups(len(groups)):
         group, prompt = groups[index], groups[index].prompt
-        text, negative = embed(prompt.prompt), embed(negatives[index]) if guided else None
+        condition = encode(prompt)
+        negative = encode(replace(prompt, prompt=negative_text(config, group))) if guided else None
         for sample in range(group.first_sample, group.first_sample + config.data.samples_per_prompt):
-            window = draw_window(config.sampling, config.seed, step, prompt.id, sample)
-            requests.append(
-                SampleRequest(
-                    config.seed, step, group.index, prompt.id, sample, window, text, negative, length
-                )
-            )
+            identity = SampleIdentity(config.seed, step, prompt.id, sample)
+            place = NO_STEPS
+            if window is not None:
+                sampling = replace(config.sampling, window=window)
+                place = draw_window(sampling, config.seed, step, prompt.id, sample)
+            requests.append(SampleRequest(identity, group.index, place, condition, negative, width))
     return requests
 
 
-def text_length(config: Config, family: ModelFamily, groups: Sequence[Group]) -> int:
-    """The padded width of the groups' prompts and, with guidance, of their negative ones. Raises DataError
-    for one that is too long.
+def condition_width(config: Config, family: ModelFamily, groups: Sequence[Group]) -> int:
+    """The width that the conditions of the groups' prompts and, with guidance, of their negative ones are
+    padded to. Raises DataError for one that is too long.
     """
-    guided, lengths = config.sampling.true_cfg_scale > 1, config.data.text_lengths
-    length = lengths[0]
-    for prompt in (group.prompt for group in groups):
-        texts = [prompt.prompt, prompt.negative_prompt or config.data.negative_prompt][: 1 + guided]
+    guided, widths, needed = config.sampling.true_cfg_scale > 1, config.data.text_lengths, []
+    for group in groups:
+        texts = [group.prompt.prompt, negative_text(config, group)][: 1 + guided]
         try:
-            length = max(length, padded_length([family.count_text_tokens(text) for text in texts], lengths))
+            needed.append(family.condition_width(texts, widths))
         except DataError as error:
-            raise DataError(f"{prompt.place}: {error}") from None
-    return length
+            raise DataError(f"{group.prompt.place}: {error}") from None
+    return max(needed)
+
+
+def negative_text(config: Config, group: Group) -> str:
+    return group.prompt.negative_prompt or config.data.negative_prompt

@@ -20,6 +20,8 @@ INITIAL_NOISE = "initial_noise"
 TRANSITION_NOISE = "transition_noise"
 WINDOW = "window"
 ADAPTER_INIT = "adapter_init"
+TRAINING_NOISE = "training_noise"  # of algorithms that noise clean latents
+TRAINING_TIMESTEP = "training_timestep"
 
 
 def standard_normal(shape: Sequence[int], *identity: int | str) -> Tensor:
@@ -37,3 +39,9 @@ def uniform_integer(low: int, high: int, *identity: int | str) -> int:
     if low >= high:
         raise ValueError(f"no integer in [{low}, {high})")
     return low + stable_hash(*identity) % (high - low)  # the modulo's bias is below 2**-50 for schedules
+
+
+def permutation(count: int, *identity: int | str) -> list[int]:
+    """The numbers 0 … count - 1 in an order of the identity's own."""
+    generator = np.random.Generator(np.random.Philox(key=stable_hash(*identity)))
+    return generator.permutation(count).tolist()

@@ -1,21 +1,19 @@
-"""The scheduler that is put into a stock pipeline: it makes the stochastic steps and records what training
-needs.
+"""Makes the stochastic steps of a pipeline call and records what training needs; whoever drives it.
 
-Pipelines of diffusers and of vLLM-Omni end a denoising step in `scheduler.step(velocity, t, latents)`.
-Replacing that one object makes any of them a rollout engine; no pipeline has to be rewritten.
+A pipeline tells it the velocity of each stream at each step and gets the next latents back. Schedules,
+transitions and noise are ours, so that rollout and actor share them; no pipeline has to be rewritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from omnirl_hpc.sampling.schedule import Schedule
+from omnirl_hpc.sampling.streams import Streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import transition
 from omnirl_hpc.sampling.windows import Window
 
@@ -24,96 +22,120 @@ from omnirl_hpc.sampling.windows import Window
 class Recording:
     """What a pipeline call left behind; batch first, all fp32."""
 
-    latents: Tensor  # [B, W + 1, S, C] at the edges of the window
-    log_probs: Tensor  # [B, W]
-    final: Tensor  # [B, S, C] clean latents
+    latents: Streams  # [B, W + 1, …] at the edges of the window; [B, 0, …] where W = 0
+    log_probs: Tensor  # [B, W], the mean over the elements of all streams
+    final: Streams  # [B, …] clean latents
 
 
-class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
-    """A flow-matching scheduler that draws stochastic steps inside each sample's window and ODE steps
-    outside.
+class Recorder:
+    """Stochastic steps inside each sample's window, ODE steps outside. `begin` before each pipeline call,
+    `advance` for each stream at each of its steps, `finish` after the call.
 
-    It keeps the latents in fp32 whatever dtype the pipeline works in. `begin` before each pipeline call,
-    `finish` after it.
+    Latents are kept in fp32 whatever dtype the pipeline works in.
     """
 
-    @classmethod
-    def make(cls, scheduler_config: Mapping[str, Any], transition_kind: str, noise_level: float):
-        """A recorder with the settings of the pipeline's own scheduler."""
-        recorder = cls.from_config(dict(scheduler_config))
-        recorder.transition_kind = transition_kind
-        recorder.noise_level = noise_level
-        recorder.schedule = recorder._noise = None
-        return recorder
+    def __init__(self, transition_kind: str, noise_level: float) -> None:
+        self._kind, self._noise_level = transition_kind, noise_level
+        self._tracks: dict[str, _Track] = {}
 
-    def set_timesteps(
-        self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, **_: Any
+    def begin(
+        self,
+        initial: Streams,
+        windows: Sequence[Window],
+        noise: Streams,
+        schedules: dict[str, Schedule],
     ) -> None:
-        """Install the schedule of `begin`, whatever the pipeline computed: rollout and actor must share one.
-
-        Raises ValueError where the pipeline asks for another number of steps.
-        """
-        if self.schedule is None:
-            raise RuntimeError("RecordingScheduler.set_timesteps without begin")
-        asked = num_inference_steps if sigmas is None else len(sigmas)
-        if asked != self.schedule.num_steps:
-            raise ValueError(
-                f"the pipeline asks for {asked} steps, the schedule has {self.schedule.num_steps}"
-            )
-        self.num_inference_steps = asked
-        self.sigmas = self.schedule.sigmas.to(device)
-        self.timesteps = self.schedule.timesteps.to(device)
-        self._step_index = None
-        self._begin_index = None
-
-    def begin(self, initial: Tensor, windows: Sequence[Window], noise: Tensor, schedule: Schedule) -> None:
         """Prepare one pipeline call.
 
-        initial: [B, S, C] fp32 noise, the same values that the pipeline is given as latents. windows: one for
-        each sample, all of one size W (0: ODE steps only). noise: [B, W, S, C] standard normal, for the steps
-        of the windows.
+        initial: [B, …] fp32 noise, the same values that the pipeline is given as latents. windows: one for
+        each sample, all of one size W (0: ODE steps only), inside of the schedules. noise: [B, W, …] standard
+        normal, for the steps of the windows. schedules: of each stream, all with as many steps.
         """
         sizes = {window.size for window in windows}
         if len(sizes) != 1:
             raise ValueError(f"windows of different sizes in one batch: {sorted(sizes)}")
-        self._sample = initial.float()
-        self._noise = noise
-        self.schedule = schedule
-        self._starts = torch.tensor([window.start for window in windows])
-        self._size = sizes.pop()
-        batch = initial.shape[0]
-        self._edges = initial.new_empty((batch, self._size + 1, *initial.shape[1:]), dtype=torch.float32)
-        self._log_probs = initial.new_empty((batch, self._size), dtype=torch.float32)
+        last = max(window.start + window.size for window in windows)
+        if any(last > schedule.num_steps for schedule in schedules.values()):
+            raise ValueError(f"a window ends after step {last}, where the schedule has no more steps")
+        starts, size = torch.tensor([window.start for window in windows]), sizes.pop()
+        self._tracks = {
+            name: _Track(self._kind, self._noise_level, initial[name], noise[name], schedule, starts, size)
+            for name, schedule in schedules.items()
+        }
 
-    def step(
-        self, model_output: Tensor, timestep: Tensor, sample: Tensor, return_dict: bool = True, **_: Any
-    ):
-        """One denoising step of the whole batch. `sample` only tells the dtype: the fp32 latents are kept
-        here.
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(self._tracks)
+
+    def schedule(self, stream: str) -> Schedule:
+        """Of the call that was begun."""
+        return self._track(stream).schedule
+
+    def advance(self, stream: str, velocity: Tensor) -> Tensor:
+        """One denoising step of a stream for the whole batch, from its velocity [B, …] in any dtype. Returns
+        the next latents [B, …] in fp32.
         """
-        if self._noise is None:
-            raise RuntimeError("RecordingScheduler.step without begin")
-        if self.step_index is None:
-            self._init_step_index(timestep)
-        i = self.step_index
-        sigma, sigma_next = self.sigmas[i], self.sigmas[i + 1]
-        places = i - self._starts  # place of this step in each sample's window; outside: < 0 or >= size
-        entering = places == 0
-        self._edges[entering, 0] = self._sample[entering]
+        return self._track(stream).advance(velocity)
+
+    def finish(self) -> Recording:
+        """What was recorded since `begin`. Raises RuntimeError where the pipeline did not take every step."""
+        tracks, self._tracks = self._tracks, {}
+        for name, track in tracks.items():
+            if track.step != track.schedule.num_steps:
+                raise RuntimeError(
+                    f"the pipeline made {track.step} of {track.schedule.num_steps} steps of {name}"
+                )
+        final = {name: track.latents for name, track in tracks.items()}
+        return Recording(
+            latents={name: track.edges for name, track in tracks.items()},
+            log_probs=mean_over_streams({name: track.log_probs for name, track in tracks.items()}, final),
+            final=final,
+        )
+
+    def _track(self, stream: str) -> _Track:
+        if stream not in self._tracks:
+            raise RuntimeError(f"Recorder: {stream} was not begun")
+        return self._tracks[stream]
+
+
+class _Track:
+    """The steps of one stream in one pipeline call."""
+
+    def __init__(
+        self,
+        kind: str,
+        noise_level: float,
+        initial: Tensor,
+        noise: Tensor,
+        schedule: Schedule,
+        starts: Tensor,
+        size: int,
+    ) -> None:
+        self._kind, self._noise_level, self._noise = kind, noise_level, noise
+        self.schedule = schedule
+        self._sigmas = schedule.sigmas.to(initial.device)
+        self._starts, self._size = starts, size
+        self.step = 0
+        self.latents = initial.float()
+        batch, shape = initial.shape[0], initial.shape[1:]
+        edges = size + 1 if size else 0
+        self.edges = initial.new_empty((batch, edges, *shape), dtype=torch.float32)
+        self.log_probs = initial.new_empty((batch, size), dtype=torch.float32)
+
+    def advance(self, velocity: Tensor) -> Tensor:
+        sigma, sigma_next = self._sigmas[self.step], self._sigmas[self.step + 1]
+        places = self.step - self._starts  # of this step in each sample's window; outside: < 0 or >= size
         inside = (places >= 0) & (places < self._size)
         if inside.all():
-            self._sample = self._stochastic(
-                torch.arange(len(places)), places, model_output, sigma, sigma_next
-            )
+            self.latents = self._stochastic(torch.arange(len(places)), places, velocity, sigma, sigma_next)
         else:
-            following = transition("ode", model_output, self._sample, sigma, sigma_next).next_sample
+            following = transition("ode", velocity, self.latents, sigma, sigma_next).next_sample
             if inside.any():
                 rows = inside.nonzero().squeeze(1)
-                following[rows] = self._stochastic(rows, places[rows], model_output, sigma, sigma_next)
-            self._sample = following
-        self._step_index += 1
-        out = self._sample.to(sample.dtype)
-        return (out,) if not return_dict else type("StepOutput", (), {"prev_sample": out})()
+                following[rows] = self._stochastic(rows, places[rows], velocity, sigma, sigma_next)
+            self.latents = following
+        self.step += 1
+        return self.latents
 
     def _stochastic(
         self, rows: Tensor, places: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor
@@ -121,23 +143,16 @@ class RecordingScheduler(FlowMatchEulerDiscreteScheduler):
         """Draw the next latents of `rows`, which are at `places` of their windows, and record the step."""
         rows, places = rows.to(velocity.device), places.to(velocity.device)
         drawn = transition(
-            self.transition_kind,
+            self._kind,
             velocity[rows],
-            self._sample[rows],
+            self.latents[rows],
             sigma,
             sigma_next,
-            noise_level=self.noise_level,
+            noise_level=self._noise_level,
             sigma_max=self.schedule.sigma_max,
             noise=self._noise[rows, places],
         )
-        self._edges[rows, places + 1] = drawn.next_sample
-        self._log_probs[rows, places] = drawn.log_prob
+        self.edges[rows, places] = self.latents[rows]
+        self.edges[rows, places + 1] = drawn.next_sample
+        self.log_probs[rows, places] = drawn.log_prob
         return drawn.next_sample
-
-    def finish(self) -> Recording:
-        """What was recorded since `begin`. Raises RuntimeError where the pipeline did not take every step."""
-        if self.step_index != self.schedule.num_steps:
-            raise RuntimeError(f"the pipeline made {self.step_index} of {self.schedule.num_steps} steps")
-        recording = Recording(self._edges, self._log_probs, self._sample)
-        self._noise = None
-        return recording

@@ -13,6 +13,8 @@ from torch import Tensor
 # What diffusers' pipelines use where a scheduler's file does not say (pipeline_qwenimage.calculate_shift).
 DEFAULT_SHIFT = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
 
+NUM_TRAIN_TIMESTEPS = 1000  # what a sigma of 1 is as a timestep
+
 
 @dataclass(frozen=True)
 class Schedule:

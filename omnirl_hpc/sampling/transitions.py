@@ -82,6 +82,7 @@ def transition(
 
     mean, std = _MOMENTS[kind](velocity, sample, sigma, sigma_next, dt, noise_level, sigma_max)
     if next_sample is None:
+        assert noise is not None  # one of the two is given
         next_sample = mean + std * noise.float()
     else:
         next_sample = next_sample.float()

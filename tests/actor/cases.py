@@ -11,15 +11,18 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.actor.update import accumulate_gradients
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
+from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.models.spec import Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.noise import standard_normal
-from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+from omnirl_hpc.sampling.samples import Condition, SampleIdentity, Samples, Trajectory
+from omnirl_hpc.sampling.streams import LATENTS, map_streams
 from tests.helpers import ALONE, CPU, fill_adapter, go_on
 
 SAMPLES = 4
@@ -27,18 +30,19 @@ TEXT_WIDTH = 32
 LENGTH = 8  # of padded text: short, so that attention is cheap
 
 
-def make_trajectories(config: Config) -> Trajectories:
+def make_samples(config: Config) -> Samples:
     """SAMPLES samples with a window of 2, as the transition draws them for a model that predicts random
     velocities.
     """
     family = QwenImage(config.model)
-    schedule, shape = family.make_schedule(config.sampling.num_inference_steps), family.latent_shape()
+    schedule = family.schedules(config.sampling.num_inference_steps)[LATENTS]
+    shape = family.stream_shapes()[LATENTS]
     dtype = getattr(torch, config.rollout.dtype)
 
-    def text(name: str, tokens: Sequence[int]) -> TextEmbeds:
+    def text(name: str, tokens: Sequence[int]) -> list[Condition]:
         mask = torch.arange(LENGTH)[None] < torch.tensor(tokens)[:, None]
         values = standard_normal((SAMPLES, LENGTH, TEXT_WIDTH), 0, name) * mask[..., None]
-        return TextEmbeds(values.to(dtype), mask, batch_size=[SAMPLES])
+        return [{"embeds": embeds, "mask": valid} for embeds, valid in zip(values.to(dtype), mask)]
 
     def draw(name: str) -> Tensor:
         return standard_normal((SAMPLES, *shape), 0, name)
@@ -58,20 +62,23 @@ def make_trajectories(config: Config) -> Trajectories:
         latents.append(step.next_sample)
 
     rows = torch.arange(SAMPLES)
-    return Trajectories(
-        latents=torch.stack(latents, dim=1),
+    trajectory = Trajectory(
+        latents={LATENTS: torch.stack(latents, dim=1)},
         log_probs=torch.zeros(SAMPLES, 2),
-        sigmas=schedule.sigmas[:3].expand(SAMPLES, 3),
-        timesteps=schedule.timesteps[:2].expand(SAMPLES, 2),
-        sigma_max=torch.full((SAMPLES,), schedule.sigma_max),
-        text=text("positive", [7, 3, 5, 6]),
-        negative=text("negative", [1, 1, 2, 1]) if config.sampling.true_cfg_scale > 1 else None,
-        images=torch.zeros(SAMPLES, 3, 1, 1, dtype=torch.uint8),
+        sigmas={LATENTS: schedule.sigmas[:3].expand(SAMPLES, 3)},
+        timesteps={LATENTS: schedule.timesteps[:2].expand(SAMPLES, 2)},
+        sigma_max={LATENTS: torch.full((SAMPLES,), schedule.sigma_max)},
+        expert=torch.zeros(SAMPLES, 2, dtype=torch.int64),
+    )
+    return Samples(
+        identity=[SampleIdentity(config.seed, 0, str(row // 2), row % 2) for row in range(SAMPLES)],
         group=rows // 2,
-        sample=rows % 2,
-        noise_hash=rows,
+        conditions=text("positive", [7, 3, 5, 6]),
+        negative=text("negative", [1, 1, 2, 1]) if config.sampling.true_cfg_scale > 1 else None,
+        clean={LATENTS: latents[-1]},
         version=rows * 0,
-        batch_size=[SAMPLES],
+        noise_hash=rows,
+        trajectory=trajectory,
     )
 
 
@@ -79,13 +86,15 @@ def make_points(
     config: Config, rows: Sequence[int], micro_batch: int, weights: Sequence[float] | None = None
 ) -> list[TrainingPoint]:
     """The points of some of the samples. All four together are one update."""
-    batch, algorithm = make_trajectories(config), FlowGRPO(config)
+    batch, algorithm = make_samples(config), FlowGRPO(config)
     advantages = torch.tensor([1.0, -0.5, 0.25, -2.0])
     weights = torch.full((SAMPLES,), 1 / SAMPLES) if weights is None else torch.tensor(weights)
+    batch = Batch(batch, advantages, weights)
+    schedules = QwenImage(config.model).schedules(config.sampling.num_inference_steps)
     return [
         point
         for part in torch.tensor(rows).split(micro_batch)
-        for point in algorithm.training_points(batch[part], advantages[part], weights[part])
+        for point in algorithm.training_points(batch[part], schedules)
     ]
 
 
@@ -115,7 +124,7 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
         add_lora(
             transformer,
             config.actor.lora,
-            family.lora_targets,
+            family.spec.lora_targets,
             getattr(torch, config.actor.lora.dtype),
             config.seed,
         )
@@ -123,16 +132,22 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
     for point in points:
 
         def velocity(model, point=point):
-            scale = config.sampling.true_cfg_scale
+            guidance = family.guidance(config.sampling)
             return family.velocity(
-                model, point.latents, point.timesteps, point.text, point.negative, scale, batched=False
+                model,
+                point.latents,
+                point.timesteps,
+                point.conditions,
+                point.negative,
+                guidance,
+                Numerics(),
             )
 
         velocities = {CURRENT: velocity(transformer)}
         if REFERENCE in algorithm.policies:
-            velocities[REFERENCE] = velocity(bare).detach()
-        point.extras["old_log_prob"] = algorithm.log_prob(point, velocities[CURRENT]).detach()
-        algorithm.loss(point, velocities).loss.backward()
+            velocities[REFERENCE] = map_streams(Tensor.detach, velocity(bare))
+        old = algorithm.log_prob(point, velocities[CURRENT]).detach()
+        algorithm.loss(algorithm.with_old(point, old), velocities).loss.backward()
     trained = (
         lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())
     )

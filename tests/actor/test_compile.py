@@ -53,14 +53,12 @@ def test_a_block_that_cannot_be_one_graph_is_an_error(graphs):
             return x + 1
 
     class Transformer(torch.nn.Module):
-        _repeated_blocks = ["Block"]
-
         def __init__(self):
             super().__init__()
             self.block = Block()
 
     transformer = Transformer()
-    assert repeated_blocks(transformer) == [transformer.block]
-    compile_blocks(transformer)
+    assert repeated_blocks(transformer, ["Block"]) == [transformer.block]
+    compile_blocks([transformer.block])
     with pytest.raises(Exception, match="print"):
         transformer.block(torch.ones(1))

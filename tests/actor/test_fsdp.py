@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
@@ -18,7 +18,9 @@ from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models.lora import base_tensors, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.models.spec import Guidance, Numerics
 from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
@@ -88,7 +90,7 @@ def test_sample_of_weight_zero_contributes_nothing(configured):
     first = gradients(actor, config, points)
     for point in points:
         point.advantages[2] = 1e6
-        point.latents[2] += 1
+        point.latents[LATENTS][2] += 1
     assert largest_difference(gradients(actor, config, points), first) == 0
     others = gradients(actor, config, make_points(config, [0, 1, 3], 3, weights))
     assert largest_difference(others, first) < 1e-6
@@ -98,20 +100,20 @@ def test_reference_is_the_base_model(configured):
     """Bitwise, and the adapter is on again afterwards; with gradients through both, and after an error."""
     config = configured()
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
-    before = actor.velocity(point, CURRENT)
-    reference = actor.velocity(point, REFERENCE).detach()
-    after = actor.velocity(point, CURRENT)
+    before = actor.velocity(point, CURRENT)[LATENTS]
+    reference = actor.velocity(point, REFERENCE)[LATENTS].detach()
+    after = actor.velocity(point, CURRENT)[LATENTS]
     family = QwenImage(config.model)
     with torch.no_grad():
         expected = family.velocity(
             family.load_transformer(torch.float32),
             point.latents,
             point.timesteps,
-            point.text,
+            point.conditions,
             point.negative,
-            4.0,
-            batched=False,
-        )
+            Guidance({"text": 4.0}),
+            Numerics(),
+        )[LATENTS]
     assert torch.equal(reference, expected)
     assert torch.equal(before, after)
     assert float((before - reference).detach().abs().max()) > 1e-3
@@ -122,7 +124,7 @@ def test_reference_is_the_base_model(configured):
         actor.velocity(point, "teacher")
     with pytest.raises(AttributeError):
         actor.velocity(None, REFERENCE)
-    assert torch.equal(actor.velocity(point, CURRENT), before)
+    assert torch.equal(actor.velocity(point, CURRENT)[LATENTS], before)
 
 
 def test_an_update_makes_better_samples_likelier(configured):
@@ -132,6 +134,7 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
+    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     apply_gradients(actor, metrics)
     reported = metrics.reduce()
@@ -139,8 +142,8 @@ def test_an_update_makes_better_samples_likelier(configured):
     assert reported["ratio/mean"] == pytest.approx(1)
     gain = 0.0
     with torch.no_grad():
-        for point in points:
-            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - point.extras["old_log_prob"]
+        for point, before in zip(points, old):
+            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - before
             gain += float((point.weights * point.advantages * change).sum())
     assert gain > 1e-6
 

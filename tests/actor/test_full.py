@@ -18,6 +18,7 @@ from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, gradients, largest_difference, make_actor, make_points, plain_gradients
 from tests.helpers import CPU, go_on, make_config, one_rank_group, run_ranks
 
@@ -117,7 +118,7 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
         made = gradients(actor, config, make_points(config, [rank, rank + 2], micro_batch=2))
         update(actor, config, [rank, rank + 2])
         with torch.no_grad():
-            dtype = actor.velocity(make_points(config, [rank], 1)[0], CURRENT).dtype
+            dtype = actor.velocity(make_points(config, [rank], 1)[0], CURRENT)[LATENTS].dtype
         results[name] = {"before": before, "gradients": made, "after": copies(actor), "dtype": dtype}
     return results
 

@@ -52,7 +52,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
         for name, tensor in expected.items()
     )
     assert torch.equal(actor._transformer.table, torch.arange(3.0))
-    add_lora(plain, config.actor.lora, QwenImage.lora_targets, torch.float32, config.seed)
+    add_lora(plain, config.actor.lora, QwenImage.spec.lora_targets, torch.float32, config.seed)
     slots = lora_parameters(plain)
     assert adapter.keys() == slots.keys() and all(
         torch.equal(adapter[name], slot) for name, slot in slots.items()

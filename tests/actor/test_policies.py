@@ -11,6 +11,7 @@ from omnirl_hpc.actor.trained import TrainedAdapter
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, OLD, REFERENCE, Blend, label, policy_of
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.actor.cases import SAMPLES, largest_difference, make_points
 from tests.helpers import CPU, fill_adapter, make_config, one_rank_group, run_ranks
 
@@ -54,26 +55,26 @@ def copies(actor, policy) -> dict[str, torch.Tensor]:
 
 
 def check_that_each_policy_predicts_as_itself(config) -> None:
-    """As an actor whose current policy it is; and a gradient does not notice that others predicted between the
-    two passes.
+    """As an actor whose current policy it is; and a gradient does not notice that others predicted between
+    the two passes.
     """
     actor, point = make_actor(config), make_points(config, ALL, micro_batch=4)[0]
     current = copies(actor, CURRENT)
-    velocity = actor.velocity(point, CURRENT)
+    velocity = actor.velocity(point, CURRENT)[LATENTS]
     with torch.no_grad():
-        old = actor.velocity(point, OLD).clone()
+        old = actor.velocity(point, OLD)[LATENTS].clone()
     (velocity * (velocity - old)).sum().backward()
     made = {name: gradient.clone() for name, gradient in actor.gradients()}
     assert all(torch.equal(tensor, current[name]) for name, tensor in actor.weights())
 
     other = make_actor(config)
-    velocity = other.velocity(point, CURRENT)
+    velocity = other.velocity(point, CURRENT)[LATENTS]
     (velocity * (velocity - old)).sum().backward()
     expected = {name: gradient.clone() for name, gradient in other.gradients()}
     assert largest_difference(made, expected) == 0
     other.load(CURRENT, {n: t.to(current[n].dtype) for n, t in copies(actor, OLD).items()})
     with torch.no_grad():
-        assert torch.equal(other.velocity(point, CURRENT), old)
+        assert torch.equal(other.velocity(point, CURRENT)[LATENTS], old)
         assert not torch.equal(velocity, old)
 
 

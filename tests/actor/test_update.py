@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,10 +16,17 @@ from omnirl_hpc.actor.update import (
     check_gap,
     recompute_old_log_probs,
 )
-from omnirl_hpc.algorithms.algorithm import LossOutput, TrainingPoint, weighted_sum
+from omnirl_hpc.algorithms.algorithm import (
+    Algorithm,
+    LikelihoodAlgorithm,
+    LikelihoodPoint,
+    LossOutput,
+    weighted_sum,
+)
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.sampling.streams import LATENTS, map_streams
 from tests.helpers import CPU, go_on, one_rank_group
 
 
@@ -31,7 +39,7 @@ class OneNumber:
 
     def velocity(self, point, policy):
         self.calls.append((policy, torch.is_grad_enabled()))
-        return point.latents * (self.theta if policy == CURRENT else 0.0)
+        return map_streams(lambda x: x * (self.theta if policy == CURRENT else 0.0), point.latents)
 
     def apply_gradients(self):
         self.gradients.append(float(self.theta.grad))
@@ -39,23 +47,29 @@ class OneNumber:
         return abs(self.gradients[-1]), 0.5
 
 
-class SumOfVelocity:
+@dataclass(frozen=True, kw_only=True)
+class Point(LikelihoodPoint):
+    advantages: torch.Tensor
+
+
+class SumOfVelocity(LikelihoodAlgorithm):
     """log p = the velocity's sum; loss = - sum of weights x advantages x (log p - log p of the reference)."""
 
-    recomputes_old_log_prob = False
-    tolerated_gap = math.inf
+    recomputes_old_log_prob = True
+    points_per_unit = 1
 
     def __init__(self, *policies: str) -> None:
         self.policies = policies
+        self.seen = []  # the old log-probabilities of the points that the loss saw
+
+    def training_points(self, batch, schedules):
+        raise NotImplementedError
 
     def log_prob(self, point, velocity):
-        return velocity.flatten(1).sum(dim=1)
-
-    def before_first_update(self, point, velocity):
-        point.extras["seen"] = self.log_prob(point, velocity)
-        return (point.extras["seen"] - point.extras["rollout_log_prob"]).abs()
+        return velocity[LATENTS].flatten(1).sum(dim=1)
 
     def loss(self, point, velocities):
+        self.seen.append(point.old_log_prob)
         value = self.log_prob(point, velocities[CURRENT])
         if REFERENCE in velocities:
             value = value - self.log_prob(point, velocities[REFERENCE])
@@ -66,14 +80,29 @@ class SumOfVelocity:
         )
 
 
+class WithoutLikelihoods(Algorithm):
+    """The same loss of an algorithm that has none."""
+
+    points_per_unit = 1
+    training_points = SumOfVelocity.training_points
+    log_prob, loss = SumOfVelocity.log_prob, SumOfVelocity.loss
+
+    def __init__(self) -> None:
+        self.policies, self.seen = (CURRENT,), []
+
+
 def point(
     latents: list[float], advantages: list[float], weights: list[float], recorded: list[float]
-) -> TrainingPoint:
-    values = torch.tensor(latents).reshape(-1, 1, 1)
-    count = len(latents)
-    extras = {"rollout_log_prob": torch.tensor(recorded), "old_log_prob": torch.zeros(count)}
-    return TrainingPoint(
-        values, torch.zeros(count), None, None, torch.tensor(advantages), torch.tensor(weights), extras
+) -> Point:
+    return Point(
+        latents={LATENTS: torch.tensor(latents).reshape(-1, 1, 1)},
+        timesteps={LATENTS: torch.zeros(len(latents))},
+        conditions={},
+        negative=None,
+        weights=torch.tensor(weights),
+        rollout_log_prob=torch.tensor(recorded),
+        old_log_prob=torch.tensor(recorded),
+        advantages=torch.tensor(advantages),
     )
 
 
@@ -99,7 +128,6 @@ def metrics():
 def test_one_step_on_the_sum_of_all_points(points, metrics):
     actor = OneNumber(3.0)
     update(actor, SumOfVelocity(CURRENT), points, metrics, first=False)
-    assert not any("seen" in p.extras for p in points)
     # d/dtheta of -(.25 * 1 * 1 - .25 * 1 * 2 + .5 * 2 * 4): 5.0 has no weight
     assert actor.gradients == [-(0.25 - 0.5 + 4.0)]
     reported = metrics.reduce()
@@ -118,24 +146,35 @@ def test_only_the_policy_has_gradients(points, metrics):
 
 
 def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
-    update(OneNumber(3.0), SumOfVelocity(CURRENT), points, metrics, first=True)
-    assert [p.extras["seen"].tolist() for p in points] == [
-        [3.0, 6.0],
-        [12.0, 15.0],
-    ]  # by the forward pass of the update itself
-    assert not any(p.extras["seen"].requires_grad for p in points)
+    """By the forward pass of the update itself, and the loss sees what the actor computed."""
+    algorithm = SumOfVelocity(CURRENT)
+    update(OneNumber(3.0), algorithm, points, metrics, first=True)
+    assert [old.tolist() for old in algorithm.seen] == [[3.0, 6.0], [12.0, 15.0]]
+    assert not any(old.requires_grad for old in algorithm.seen)
     reported = metrics.reduce()
     assert reported[LARGEST_GAP] == 0.5  # 3 x 4 against 12.5; the others are exact
     assert reported[MEAN_GAP] == 0.5 / 4
 
 
-def test_the_algorithm_sees_every_point_before_the_first_update(points, metrics):
-    actor = OneNumber(3.0)
-    recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics, go_on)
-    assert [p.extras["seen"].tolist() for p in points] == [[3.0, 6.0], [12.0, 15.0]]
-    assert not any(p.extras["seen"].requires_grad for p in points)
+def test_an_algorithm_that_trusts_the_engine_sees_its_log_probs(points, metrics):
+    algorithm = SumOfVelocity(CURRENT)
+    algorithm.recomputes_old_log_prob = False
+    update(OneNumber(3.0), algorithm, points, metrics, first=True)
+    assert [old.tolist() for old in algorithm.seen] == [[3.0, 6.0], [12.5, 15.0]]
+    assert metrics.reduce()[LARGEST_GAP] == 0.5
+
+
+def test_later_updates_see_what_the_actor_computed_before_the_first(points, metrics):
+    """And the points that they were computed of are as they were: they are made again."""
+    actor, algorithm = OneNumber(3.0), SumOfVelocity(CURRENT)
+    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
+    assert [log_prob.tolist() for log_prob in old] == [[3.0, 6.0], [12.0, 15.0]]
+    assert not any(log_prob.requires_grad for log_prob in old)
     assert actor.calls == [(CURRENT, False)] * 2
     assert metrics.reduce() == {LARGEST_GAP: 0.5, MEAN_GAP: 0.5 / 4}
+    assert [p.old_log_prob.tolist() for p in points] == [[3.0, 6.0], [12.5, 15.0]]
+    accumulate_gradients(OneNumber(4.0), algorithm, points, metrics, go_on, old)
+    assert [log_prob.tolist() for log_prob in algorithm.seen] == [[3.0, 6.0], [12.0, 15.0]]
 
 
 @pytest.mark.parametrize("limit", [0.4, 0.5])
@@ -150,8 +189,7 @@ def test_the_gate_between_engine_and_actor(points, metrics, limit):
 
 
 def test_without_likelihoods_there_is_no_gap_to_measure(points, metrics):
-    algorithm = SumOfVelocity(CURRENT)
-    algorithm.before_first_update = lambda point, velocity: None
+    algorithm = WithoutLikelihoods()
     update(OneNumber(3.0), algorithm, points, metrics, first=True)
     check_gap(algorithm, metrics, 0.0)
     assert not {LARGEST_GAP, MEAN_GAP} & metrics.reduce().keys()

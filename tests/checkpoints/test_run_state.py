@@ -19,13 +19,15 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.checkpoints import checkpointer as checkpoint_module
 from omnirl_hpc.checkpoints.checkpointer import Checkpointer
 from omnirl_hpc.checkpoints.files import find_fault
-from omnirl_hpc.checkpoints.run_state import RunState, find_start, fingerprint
+from omnirl_hpc.checkpoints.run_state import RunState, find_start
 from omnirl_hpc.errors import ConfigError, ResumeError
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, EMA, OLD, Blend
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sampling.noise import standard_normal
+from omnirl_hpc.sources.rollout import RolloutSource
+from omnirl_hpc.sources.source import fingerprint
 from tests.helpers import ALONE, CPU, load_small, one_rank_group
 
 POLICIES = (CURRENT, OLD, EMA)
@@ -51,8 +53,19 @@ class Job:
         config, self.run = loaded.config, RunDirectory(run_dir)
         self.run.create()
         self.actor = FSDPActor(config, QwenImage(config.model), ALONE, CPU, (OLD, EMA))
-        self.engine, self.sampler = SimpleNamespace(micro_batch_size=2), SimpleNamespace(cursor=0)
-        self.algorithm = Remembering()
+        self.algorithm, self.engine = Remembering(), SimpleNamespace(micro_batch_size=2)
+        self.source = RolloutSource(
+            config,
+            QwenImage(config.model),
+            ALONE,
+            CPU,
+            self.algorithm,
+            SimpleNamespace(engine=self.engine),
+            PhaseTimer(CPU),
+            None,
+            self.run,
+        )
+        self.sampler = self.source._sampler
         residency = SimpleNamespace(give_to=lambda side: None)
         checkpointer = Checkpointer(self.run.checkpoints, config.checkpoint, rank=0, timeout_seconds=60.0)
         self.start = find_start(self.run, checkpointer)
@@ -61,9 +74,8 @@ class Job:
             self.run,
             checkpointer,
             self.actor,
-            self.engine,
             self.algorithm,
-            self.sampler,
+            self.source,
             residency,
             PhaseTimer(CPU),
         )
@@ -174,9 +186,7 @@ def test_another_table_is_refused(job, tiny_prompts, tmp_path):
     shutil.copy(tiny_prompts, tmp_path / "moved.parquet")
     assert job(prompts=tmp_path / "moved.parquet").restore() == 0
     pq.write_table(pa.table({"prompt": ["a cat"] * 16, "target": ["cat"] * 16}), tmp_path / "other.parquet")
-    with pytest.raises(
-        ConfigError, match=r"other.parquet is not the table that the run in \S+ was started with"
-    ):
+    with pytest.raises(ConfigError, match=r"other.parquet is not the table that the run was started with"):
         job(prompts=tmp_path / "other.parquet").restore()
 
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
 from omnirl_hpc.checks.data import check_prompt_lengths, check_prompts
-from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, RewardConfig, RewardPartConfig
+from omnirl_hpc.config.schema import Config, DataConfig, RewardConfig, RewardPartConfig
 from omnirl_hpc.errors import DataError
 from tests.tables import (
     raw_text,
@@ -80,6 +81,24 @@ def test_the_table_of_evaluation_is_asked_too(tmp_path):
         check_prompts(config)
 
 
+class Counter:
+    """A tokenizer of one token for some bytes, within a template of 3 tokens, for a model that takes `limit`
+    and wants a token of padding.
+    """
+
+    def __init__(self, bytes_a_token: int = 1, limit: int = 10_000) -> None:
+        self.bytes_a_token, self.limit = bytes_a_token, limit
+
+    def count_text_tokens(self, text: str) -> int:
+        tokens = 3 + len(text.encode()) // self.bytes_a_token
+        if tokens > self.limit:
+            raise DataError("too long for the model")
+        return tokens
+
+    def longest_text(self, widths: list[int]) -> int:
+        return widths[-1] - 1
+
+
 def test_two_rows_of_one_id_would_share_their_random_draws(check):
     with pytest.raises(
         DataError, match=r"row group 1, row 2: the id x is that of \S+, row group 0, row 0, too"
@@ -116,13 +135,6 @@ def test_tables_of_other_programs(tmp_path, make, said):
             check_prompts(config)
 
 
-def count_bytes(text: str) -> int:
-    """A tokenizer of one token a byte, within a template of 3 tokens, for a model that takes 40."""
-    if 3 + len(text.encode()) > 40:
-        raise DataError("too long for the model")
-    return 3 + len(text.encode())
-
-
 class TestLengths:
     """Padded widths of 8 and 16: with a token of padding and the template, 12 bytes fit."""
 
@@ -138,15 +150,15 @@ class TestLengths:
     def test_rows_that_are_too_long_are_named(self, config):
         with pytest.raises(
             DataError,
-            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has 17 tokens, of "
-            r"which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for",
+            match=r"^2 of 4 rows of \S+t.parquet cannot be used: row group 0, row 1: its prompt has "
+            r"17 tokens, of which data.text_lengths=\[8, 16\] allow 15; row group 1, row 2: too long for",
         ):
-            check_prompt_lengths(config, count_bytes)
+            check_prompt_lengths(config, Counter(limit=40))
 
     def test_a_wider_text_length_or_fewer_tokens_cure_it(self, config):
-        check_prompt_lengths(config, lambda text: 3 + len(text) // 10)
+        check_prompt_lengths(config, Counter(bytes_a_token=10))
         config.data.text_lengths = [128]
-        check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+        check_prompt_lengths(config, Counter())
 
     def test_negative_prompts_count_where_there_is_guidance(self, config, tmp_path):
         pq.write_table(
@@ -155,11 +167,11 @@ class TestLengths:
         with pytest.raises(
             DataError, match=r"1 of 2 rows .*: row group 0, row 1: its negative prompt has 16 tokens"
         ):
-            check_prompt_lengths(config, count_bytes)
+            check_prompt_lengths(config, Counter(limit=40))
         config.sampling.true_cfg_scale = 1.0
-        check_prompt_lengths(config, count_bytes)
+        check_prompt_lengths(config, Counter(limit=40))
 
     def test_the_negative_prompt_of_all_rows(self, config):
         config.data.text_lengths, config.data.negative_prompt = [128], "z" * 200
         with pytest.raises(DataError, match="^data.negative_prompt cannot be used: its .* has 203 tokens"):
-            check_prompt_lengths(config, lambda text: 3 + len(text.encode()))
+            check_prompt_lengths(config, Counter())

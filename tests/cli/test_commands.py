@@ -53,10 +53,10 @@ def omnirl(*arguments: object, **environ: str) -> subprocess.CompletedProcess:
     )
 
 
-def said(result: subprocess.CompletedProcess) -> str:
-    """The one line of a command that ended with exit code 2 before it imported torch."""
+def said(result: subprocess.CompletedProcess, torch: bool = False) -> str:
+    """The one line of a command that ended with exit code 2, before it imported torch or after."""
     assert result.returncode == 2, result.stderr
-    assert "TORCH False" in result.stdout
+    assert f"TORCH {torch}" in result.stdout
     assert "Traceback" not in result.stderr
     (line,) = result.stderr.splitlines()
     return line
@@ -100,7 +100,10 @@ def test_an_unknown_command_names_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("prompts",), "say what to do: OUT --kind ocr --count N, OUT --from FILE, or --check FILE"),
+        (
+            ("prompts",),
+            "say what to do: OUT --kind ocr --count N, OUT --kind glyph [--held-out], OUT --from FILE",
+        ),
         (("prompts", "out.parquet", "--kind", "poems", "--count", "3"), "invalid choice: 'poems'"),
         (("prompts", "out.parquet", "--kind", "ocr", "--count", "many"), "invalid int value: 'many'"),
         (("tiny-model",), "the following arguments are required: out"),
@@ -168,19 +171,16 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("steps=abc", ["steps=abc"]),
         ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
         ("model.height=100", ["model.height=100", "multiple of 16"]),
-        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
         ("reward=beauty", ["reward=beauty", "jpeg_compressibility, ocr"]),
         ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
         ("model.path=Qwen/Qwen-Image", ["model.path=Qwen/Qwen-Image", "omnirl-hpc prefetch"]),
-        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
         (
             "sampling.window.size=6",
             ["sampling.window.size=6", "sampling.window.first=0", "sampling.window.last=5"],
         ),
         ("sampling.window.last=9", ["sampling.window.last=9", "sampling.num_inference_steps - 1 = 5"]),
-        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
         ("actor.optimizer.lr=-1", ["actor.optimizer.lr=-1", "positive"]),
         ("sampling.noise_level=0", ["sampling.noise_level=0"]),
         ("residency=shared", ["residency=shared", "swap, resident"]),
@@ -202,10 +202,28 @@ def test_a_wrong_setting_is_one_sentence(train, override, names):
     assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
 
 
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("actor.micro_batch_size=12", ["actor.micro_batch_size=12", "data.prompts_per_step"]),
+        ("data.samples_per_prompt=1", ["data.samples_per_prompt=1", "at least 2"]),
+        ("algorithm.clip_range=-0.1", ["algorithm.clip_range=-0.1", "greater than 0"]),
+        ("algorithm.clip_rnge=1", ["algorithm.clip_rnge", "did you mean algorithm.clip_range"]),
+    ],
+)
+def test_a_wrong_setting_of_an_algorithm_is_one_sentence(train, override, names):
+    """Its file needs torch; no process group is formed."""
+    line = said(train(override), torch=True)
+    assert line.startswith("omnirl-hpc train: ") and all(name in line for name in names)
+
+
 def test_help_of_train_says_where_settings_are(train):
     for result in (omnirl("train", "--help"), train("--help")):
         assert result.returncode == 0 and "TORCH False" in result.stdout
-        assert "recipe=flowgrpo_qwen_image | flowgrpo_tiny | none" in result.stdout
+        assert (
+            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_glyph | flowgrpo_qwen_image | flowgrpo_sd3_5 | "
+            "flowgrpo_tiny | none" in result.stdout
+        )
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout
 
 
@@ -230,6 +248,16 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text("seed: 7\n")
     (tmp_path / "run" / "checkpoints" / "step_000000").mkdir(parents=True)
     assert "holds a run with other settings" in said(train())
+
+
+def test_a_run_of_another_algorithm_is_not_overwritten(train, tmp_path):
+    """Its name is compared at once, its settings when its file has been read."""
+    for changed, torch in (("name: other", False), ("clip_range: 7", True)):
+        folder = tmp_path / "run"
+        (folder / "checkpoints" / "step_000000").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(f"algorithm:\n  {changed}\n")
+        line = said(train(), torch=torch)
+        assert "holds a run with other settings" in line and f"algorithm.{changed.partition(':')[0]}=" in line
 
 
 def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):

@@ -178,7 +178,8 @@ def test_train_refuses_before_it_loads_anything(ranks, nodes, settings):
     assert ranks.end(*started) == [1, 1]
     (line,) = ranks.said(0).splitlines()
     assert line.startswith(
-        f"omnirl-hpc train: preflight: model files: rank 1 on {HOST}: vae/ has no *.safetensors, in model.path=model"
+        f"omnirl-hpc train: preflight: model files: rank 1 on {HOST}: vae/ has no *.safetensors, "
+        "in model.path=model"
     )
     assert ranks.said(1) == "" and not (nodes[0] / "run" / "metrics.jsonl").exists()
 

@@ -18,6 +18,7 @@ from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, standard_normal
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.cli.run_states import make_state
 from tests.helpers import fill_adapter
 
@@ -69,7 +70,7 @@ def strong(finished_run, tmp_path_factory):
     add_lora(
         transformer,
         LoraConfig(settings["r"], settings["lora_alpha"]),
-        QwenImage.lora_targets,
+        QwenImage.spec.lora_targets,
         torch.float32,
         seed=0,
     )
@@ -115,7 +116,7 @@ def test_plain_diffusers_makes_the_images_of_evaluate(
     pipeline.load_lora_weights(load_file(tmp_path / "out/pytorch_lora_weights.safetensors"))
     assert torch.equal(plain_latents(pipeline, prompts), plain)
     assert (plain - latents["base"]).abs().max() > 0.1  # the adapter matters
-    images = QwenImage.decode(_family(tiny_model), pipeline.vae, plain)
+    images = QwenImage.decode(_family(tiny_model), pipeline, {LATENTS: plain}).frames[:, 0]
     for image, name in zip(images, ("0000_00.png", "0001_00.png")):
         saved = np.asarray(Image.open(folder / "step_000003" / policy / name)).astype(int)
         assert (
@@ -160,9 +161,9 @@ def test_states_of_a_run(finished_run, tmp_path, capsys, state, step):
     )
     main(["export", str(run), str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert (
-        said
-        == f"wrote the adapter of the policy current after {step or before} steps: pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
+    assert said == (
+        f"wrote the adapter of the policy current after {step or before} steps: "
+        f"pipeline.load_lora_weights('{tmp_path / 'out'}')\n"
     )
     exported, saved = (
         load_adapter(tmp_path / "out"),

@@ -11,8 +11,10 @@ import hashlib
 import json
 import shutil
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote, urlparse
 
 import pytest
@@ -53,7 +55,12 @@ class Hub:
 
             do_HEAD = do_GET
 
-            def answer(self, content: str | bytes, headers: dict[str, str] = {}, status: int = 200) -> None:
+            def answer(
+                self,
+                content: str | bytes,
+                headers: Mapping[str, str] = MappingProxyType({}),
+                status: int = 200,
+            ) -> None:
                 content = content.encode() if isinstance(content, str) else content
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(content)), **headers}.items():
@@ -105,8 +112,8 @@ def test_everything_is_fetched_and_what_is_there_is_kept(hub, tiny_model, tmp_pa
         and f"{REPO} (commit {COMMIT}) is complete in {folder}" in result.stdout
     )
     assert (
-        f"RECIPE=flowgrpo_qwen_image MODEL={folder} PROMPTS=TABLE.parquet sbatch sbatch/flowgrpo_qwen_image.sh"
-        in result.stdout
+        f"RECIPE=flowgrpo_qwen_image MODEL={folder} PROMPTS=TABLE.parquet sbatch "
+        "sbatch/flowgrpo_qwen_image.sh" in result.stdout
     )
     assert all((folder / file).read_bytes() == (tiny_model / file).read_bytes() for file in hub.files())
 

@@ -10,7 +10,7 @@ from omnirl_hpc.cli.main import main
 from omnirl_hpc.cli.recipes import COLUMNS, header, recipe_files, row
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.config.resume import flatten
-from omnirl_hpc.planning.qwen_image import LORA_TARGETS
+from omnirl_hpc.models.qwen_image.shape import LORA_TARGETS
 from tests.cli.test_commands import omnirl
 
 # Row "Qwen-Image FlowGRPO OCR LoRA" of shared/reference/verl_omni.md 1.9, read from verl-omni's

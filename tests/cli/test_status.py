@@ -48,7 +48,9 @@ def test_a_running_one(status, finished_run):
 
 
 def test_one_that_is_silent(finished_run, tmp_path, capsys, monkeypatch):
-    """Locked from another machine: killed there, as it seems; `status` does not wait until that is certain."""
+    """Locked from another machine: killed there, as it seems; `status` does not wait until that is
+    certain.
+    """
     with monkeypatch.context() as there:
         there.setattr(lock.socket, "gethostname", lambda: "node9")
         run = make_state("running", finished_run, tmp_path)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
 from omnirl_hpc.checks.rules import check
-from omnirl_hpc.config import load
-from omnirl_hpc.config.load import config_dir, load_config, load_run_config, valid_keys
-from omnirl_hpc.config.schema import Config, FlowGRPOConfig
+from omnirl_hpc.config import classes, load
+from omnirl_hpc.config.classes import config_dir
+from omnirl_hpc.config.load import load_config, load_run_config, valid_keys
+from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.report.records import RunRecords
 from tests.stand_ins import write_descriptions
@@ -49,8 +51,8 @@ def test_the_stored_configuration_is_the_whole_one():
     assert (
         OmegaConf.to_object(
             OmegaConf.merge(OmegaConf.structured(Config), {"algorithm": FlowGRPOConfig()}, stored)
-        )
-        == loaded.config
+        ).algorithm
+        == loaded.config.algorithm
     )
     assert stored.seed == 7 and stored.actor.optimizer.betas == [0.9, 0.999]
 
@@ -141,7 +143,8 @@ def test_a_mistake_in_a_recipe_names_file_and_key(tmp_path, monkeypatch, recipe,
     configs = tmp_path / "configs"
     shutil.copytree(config_dir(), configs)
     (configs / "recipe" / "mine.yaml").write_text(f"# @package _global_\n{recipe}")
-    monkeypatch.setattr(load, "config_dir", lambda: configs)
+    for module in (load, classes):
+        monkeypatch.setattr(module, "config_dir", lambda: configs)
     assert message("recipe=mine").startswith(said)
 
 
@@ -194,12 +197,14 @@ def test_what_hydra_cannot_read_comes_with_the_way_to_write_it(override, cure):
 
 def test_valid_keys_are_those_that_hold_values():
     keys = valid_keys()
-    assert {"steps", "actor.lora.rank", "algorithm.kl_coef", "sampling.window.last"} <= set(keys)
+    assert {"steps", "actor.lora.rank", "reward.parts.ocr.min_confidence", "sampling.window.last"} <= set(
+        keys
+    )
     assert not {"actor", "actor.lora", "sampling.window"} & set(keys)
 
 
 def test_an_incomplete_installation(monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "load.py"))
+    monkeypatch.setattr(classes, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "classes.py"))
     with pytest.raises(ConfigError, match="the installation is incomplete: no configs/train.yaml"):
         config_dir()
 
@@ -208,7 +213,7 @@ def test_the_folder_of_a_wheel_is_found(monkeypatch, tmp_path):
     inside = Path(tmp_path, "omnirl_hpc", "configs")
     inside.mkdir(parents=True)
     (inside / "train.yaml").touch()
-    monkeypatch.setattr(load, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "load.py"))
+    monkeypatch.setattr(classes, "__file__", str(tmp_path / "omnirl_hpc" / "config" / "classes.py"))
     assert config_dir() == inside
 
 

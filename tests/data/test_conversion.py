@@ -302,7 +302,10 @@ def peak_memory(program: str, folder: Path) -> int:
     """Bytes that a Python of its own needed at most. Not ru_maxrss, which a program inherits from the one
     that started it.
     """
-    program += "\nprint(*[int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')])"
+    program += (
+        "\nprint(*[int(line.split()[1]) * 1024 for line in open('/proc/self/status') "
+        "if line.startswith('VmHWM')])"
+    )
     environ = {"PYTHONPATH": ":".join([str(Path(omnirl_hpc.__file__).parent.parent), *sys.path])}
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=folder

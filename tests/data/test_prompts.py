@@ -195,3 +195,49 @@ def test_an_empty_prompt_names_its_place(tmp_path, empty):
 def test_a_column_that_is_not_text_is_found_at_once(tmp_path, column, values, kind):
     with pytest.raises(DataError, match=f"the column '{column}' holds {kind}.*, not text"):
         PromptTable(write(tmp_path, **({"prompt": ["a", "b"]} | {column: values})))
+
+
+class TestMedia:
+    """Columns of {bytes, path}, as the library datasets writes them."""
+
+    @pytest.fixture
+    def table(self, tmp_path) -> PromptTable:
+        (tmp_path / "clips").mkdir()
+        (tmp_path / "clips" / "a.wav").write_bytes(b"sound")
+        return PromptTable(
+            write(
+                tmp_path,
+                prompt=["a", "b", "c"],
+                image=[{"bytes": b"first", "path": "x.png"}, None, {"bytes": b"third", "path": None}],
+                frames=[[{"bytes": b"0", "path": None}, {"bytes": b"1", "path": None}], [], None],
+                sound=[None, {"bytes": None, "path": "clips/a.wav"}, {"bytes": None, "path": "gone.wav"}],
+                level=[1, 2, 3],
+            ),
+            metadata=["level"],
+        )
+
+    def test_they_are_read_when_they_are_asked_for(self, table):
+        rows = [table[i] for i in range(3)]
+        held = [{name: [ref.read() for ref in refs] for name, refs in row.media.items()} for row in rows[:2]]
+        assert held == [{"image": [b"first"], "frames": [b"0", b"1"]}, {"sound": [b"sound"]}]
+        assert rows[2].media["image"][0].read() == b"third"
+        assert [row.metadata for row in rows] == [{"level": 1}, {"level": 2}, {"level": 3}]
+
+    def test_a_row_is_read_without_their_bytes(self, table, monkeypatch):
+        asked = []
+        read = pq.ParquetFile.read_row_group
+        monkeypatch.setattr(
+            pq.ParquetFile,
+            "read_row_group",
+            lambda self, i, columns: asked.extend(columns) or read(self, i, columns=columns),
+        )
+        table[0]
+        assert "image.path" in asked and not [column for column in asked if column.endswith("bytes")]
+
+    def test_a_file_that_is_not_there_is_named(self, table):
+        with pytest.raises(DataError, match=r"row 0 of it, column sound: gone.wav cannot be read"):
+            table[2].media["sound"][0].read()
+
+    def test_they_are_part_of_what_a_prompt_is(self, table):
+        assert table[0] != Prompt("0", "a", metadata={"level": 1})
+        assert table[0] == table[0]

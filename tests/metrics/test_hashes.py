@@ -9,35 +9,39 @@ import torch
 
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.run_directory import RunDirectory
-from omnirl_hpc.sampling.trajectories import TextEmbeds, Trajectories
+from omnirl_hpc.sampling.samples import Media, SampleIdentity, Samples, Trajectory
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.helpers import one_rank_group, run_ranks
 
 PARTS = ["noise", "embeddings", "latents", "log_probs", "images", "rewards", "advantages"]
 
 
-def batch(seed: int = 0, size: int = 4) -> Trajectories:
+def batch(seed: int = 0, size: int = 4) -> Samples:
     """`size` samples of two groups."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(size, *shape, generator=generator)  # noqa: E731
-    text = TextEmbeds(draw(3, 2), torch.ones(size, 3, dtype=torch.bool), batch_size=[size])
-    return Trajectories(
-        latents=draw(2, 3, 2),
+    trajectory = Trajectory(
+        latents={LATENTS: draw(2, 3, 2)},
         log_probs=draw(1),
-        sigmas=draw(2),
-        timesteps=draw(1),
-        sigma_max=draw(),
-        text=text,
-        negative=None,
-        images=torch.randint(0, 256, (size, 3, 4, 4), dtype=torch.uint8, generator=generator),
+        sigmas={LATENTS: draw(2)},
+        timesteps={LATENTS: draw(1)},
+        sigma_max={LATENTS: draw()},
+        expert=torch.zeros(size, 1, dtype=torch.int64),
+    )
+    return Samples(
+        identity=[SampleIdentity(0, 3, str(i // 2), i % 2) for i in range(size)],
         group=torch.arange(size) // 2,
-        sample=torch.arange(size) % 2,
-        noise_hash=torch.randint(0, 2**62, (size,), generator=generator),
+        conditions=[{"embeds": embeds, "mask": torch.ones(3, dtype=torch.bool)} for embeds in draw(3, 2)],
+        negative=None,
+        clean={LATENTS: draw(3, 2)},
         version=torch.zeros(size, dtype=torch.int64),
-        batch_size=[size],
+        noise_hash=torch.randint(0, 2**62, (size,), generator=generator),
+        media=Media(torch.randint(0, 256, (size, 1, 3, 4, 4), dtype=torch.uint8, generator=generator)),
+        trajectory=trajectory,
     )
 
 
-def written(folder, made: Trajectories, rewards=None, rank: int = 0) -> dict[str, str]:
+def written(folder, made: Samples, rewards=None, rank: int = 0) -> dict[str, str]:
     rewards = torch.arange(4.0) if rewards is None else rewards
     folder.mkdir()
     run = RunDirectory(folder)
@@ -87,7 +91,7 @@ def test_the_order_of_samples_does_not_matter_and_who_is_who_does(tmp_path):
     expected = written(tmp_path / "a", made)
     assert written(tmp_path / "b", made[torch.tensor([2, 0, 3, 1])]) == expected
     exchanged = batch()
-    exchanged.sample = exchanged.sample.flip(0)  # the same tensors under other identities
+    exchanged.identity.reverse()  # the same tensors under other identities
     other = written(tmp_path / "c", exchanged)
     assert all(other[name] != expected[name] for name in PARTS[:5])
 
@@ -95,7 +99,12 @@ def test_the_order_of_samples_does_not_matter_and_who_is_who_does(tmp_path):
 @pytest.mark.parametrize("name", ["latents", "log_probs", "images", "noise_hash"])
 def test_one_bit_of_one_sample_shows_in_its_own_line_alone(tmp_path, name):
     made, changed = batch(), batch()
-    tensor = getattr(changed, name)
+    tensor = {
+        "latents": changed.trajectory.latents[LATENTS],
+        "log_probs": changed.trajectory.log_probs,
+        "images": changed.media.frames,
+        "noise_hash": changed.noise_hash,
+    }[name]
     flat = tensor[2].view(-1) if tensor.dim() > 1 else tensor[2:3]
     flat[:1] = torch.nextafter(flat[:1], flat[:1] + 1) if tensor.is_floating_point() else flat[:1] ^ 1
     a, b = written(tmp_path / "a", made), written(tmp_path / "b", changed)

@@ -99,7 +99,9 @@ def test_a_step_made_again_after_a_kill_is_not_logged_again(
 
 
 def test_two_interruptions_double_nothing(packages, tiny_model, tiny_prompts, tmp_path):
-    """Killed after step 9, and, gone on from step 4, after step 6: metrics.jsonl has no more than that then."""
+    """Killed after step 9, and, gone on from step 4, after step 6:
+    metrics.jsonl has no more than that then.
+    """
     config = make_config(tiny_model, tiny_prompts, tmp_path)
     config.logging.trackers = ["wandb"]
     for steps in (range(10), range(4, 7), range(4, 12)):

@@ -18,7 +18,7 @@ def load(tiny_model, dtype=torch.float32):
     return QwenImageTransformer2DModel.from_pretrained(tiny_model, subfolder="transformer", dtype=dtype)
 
 
-def adapted(tiny_model, seed, dtype=torch.float32, targets=QwenImage.lora_targets):
+def adapted(tiny_model, seed, dtype=torch.float32, targets=QwenImage.spec.lora_targets):
     transformer = load(tiny_model)
     add_lora(transformer, CONFIG, targets, dtype, seed)
     return lora_parameters(transformer)
@@ -26,14 +26,14 @@ def adapted(tiny_model, seed, dtype=torch.float32, targets=QwenImage.lora_target
 
 def test_every_target_of_every_block_is_adapted(tiny_model):
     transformer = load(tiny_model)
-    add_lora(transformer, CONFIG, QwenImage.lora_targets, torch.float32, seed=0)
+    add_lora(transformer, CONFIG, QwenImage.spec.lora_targets, torch.float32, seed=0)
     parameters = lora_parameters(transformer)
     modules = lora_modules(parameters)
     assert len(modules) == 24  # 2 blocks x 12 targets
     assert modules == {
         f"transformer_blocks.{block}.{place}{target}"
         for block in range(2)
-        for target in QwenImage.lora_targets
+        for target in QwenImage.spec.lora_targets
         for place in ("" if "mlp" in target else "attn.",)
     }
     assert {name for name, p in transformer.named_parameters() if p.requires_grad} == {

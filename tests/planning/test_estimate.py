@@ -25,7 +25,7 @@ from omnirl_hpc.planning.measured import (
 )
 from omnirl_hpc.policies import CURRENT
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
-from omnirl_hpc.sampling.trajectories import TextEmbeds
+from omnirl_hpc.sampling.streams import LATENTS
 from tests.helpers import ALONE, CPU, one_rank_group
 from tests.planning.cases import COMPILED, MEASURED, MEASURED_TEXT, full_size
 
@@ -96,7 +96,7 @@ def test_actor_of_the_tiny_recipe_that_trains_all_weights(tiny_model, tiny_promp
         trained = actor._parameters.values()
         saved = saved_bytes(actor, training_point(config))
         assert needed.actor["actor: activations"] == nearly(saved, but=0.02)
-        actor.velocity(training_point(config), CURRENT).sum().backward()
+        actor.velocity(training_point(config), CURRENT)[LATENTS].sum().backward()
         assert needed.actor["actor: weights"] == storage_bytes(map(local, trained))
         assert needed.actor["actor: Adam"] == nearly(
             storage_bytes(map(local, actor.optimizer_state().values()))
@@ -173,11 +173,17 @@ def full_parameters(transformer: nn.Module) -> list[Tensor]:
 
 def training_point(config: Config) -> TrainingPoint:
     """A micro-batch of the recipe."""
-    size, (tokens, channels) = config.actor.micro_batch_size, QwenImage(config.model).latent_shape()
+    size, shape = config.actor.micro_batch_size, QwenImage(config.model).stream_shapes()[LATENTS]
     mask = torch.arange(TEXT)[None].expand(size, TEXT) < TEXT - 1
-    text = TextEmbeds(torch.zeros(size, TEXT, 32), mask, batch_size=[size])
+    text = {"embeds": torch.zeros(size, TEXT, 32), "mask": mask}
     ones = torch.ones(size)
-    return TrainingPoint(torch.zeros(size, tokens, channels), ones * 500, text, text, ones, ones)
+    return TrainingPoint(
+        latents={LATENTS: torch.zeros(size, *shape)},
+        timesteps={LATENTS: ones * 500},
+        conditions=text,
+        negative=text,
+        weights=ones,
+    )
 
 
 def test_engine_of_the_tiny_recipe(tiny):

@@ -6,13 +6,14 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
 
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.report.page import charts, running_mean, spread, write_report
+from omnirl_hpc.report.page import charts, kinds_of_failure, running_mean, spread, write_report
 from omnirl_hpc.report.records import RunRecords
 from tests.cli.run_states import make_state
 
@@ -48,6 +49,10 @@ def page_of(run, tmp_path) -> Page:
     return Page(write_report(RunRecords.read(run), tmp_path / "page.html").read_text())
 
 
+def pairs(run) -> int:
+    return len(json.loads((run / "evaluation/base/result.json").read_text())["samples"])
+
+
 def test_everything_is_in_the_file(finished_run, tmp_path):
     page = page_of(finished_run, tmp_path)
     text = " ".join(page.words)
@@ -69,9 +74,8 @@ def test_everything_is_in_the_file(finished_run, tmp_path):
         "samples_per_prompt",
     ):
         assert wanted in text
-    assert (
-        page.tags.count("svg") >= 12 and page.tags.count("img") == 3 * 6 + 1
-    )  # six images a step, one comparison
+    # six images a step, one comparison, and pairs before and after
+    assert page.tags.count("svg") >= 12 and page.tags.count("img") == 3 * 6 + 1 + 2 * pairs(finished_run)
     for source in page.sources:
         kind, _, data = source.partition(",")
         if kind == "data:":
@@ -101,14 +105,16 @@ def test_a_prompt_cannot_break_the_page(finished_run, tmp_path):
 @pytest.mark.parametrize(
     ("state", "images", "said"),
     [
-        ("finished", 19, "finished"),
-        ("running", 19, "running: slurm job 7"),
+        ("finished", 23, "finished"),
+        ("running", 23, "running: slurm job 7"),
         ("started", 0, "it has not finished a step"),
-        ("torn", 13, "stopped or killed"),
+        ("torn", 17, "stopped or killed"),
     ],
 )
 def test_states_of_a_run(finished_run, tmp_path, state, images, said):
-    """Torn: the images of the first step are half there, as are the last line of metrics and the last sample."""
+    """Torn: the images of the first step are half there, as are the last line of metrics and the last
+    sample.
+    """
     page = page_of(make_state(state, finished_run, tmp_path), tmp_path)
     assert page.tags.count("img") == images
     assert said in " ".join(page.words)
@@ -150,3 +156,32 @@ def test_every_curve_is_of_a_metric_that_runs_have(finished_run, monkeypatch):
     monkeypatch.setattr(RunRecords, "column", lambda self, name: asked.add(name) or column(self, name))
     assert charts(records)
     assert asked - {"kl_reference"} <= records.metrics[-1].keys()  # that one only with algorithm.kl_coef
+
+
+def test_the_first_screen_shows_images_before_and_after(finished_run, tmp_path):
+    """Of the newest evaluation, the same prompts from the same noise side by side."""
+    place = finished_run / "evaluation"
+    before, after = (
+        json.loads((place / folder / "result.json").read_text()) for folder in ("base", "step_000003/adapter")
+    )
+    text = write_report(RunRecords.read(finished_run), tmp_path / "page.html").read_text()
+    assert text.index("Before and after") < text.index("Curves")
+    assert f"<b>{before['reward']:.3g} → {after['reward']:.3g}</b>" in text
+    shown = re.findall(r'<div class="pair">.*?<b>(.*?)</b>.*?<b>(.*?)</b>', text)
+    assert shown == [
+        tuple(f"{sample['reward']:.4g}" for sample in pair)
+        for pair in zip(before["samples"], after["samples"])
+    ]
+    assert "the whole text" not in text  # only of a reward that reads
+
+
+def test_kinds_of_failure_are_counted_where_the_reward_reads(finished_run):
+    records = RunRecords.read(finished_run)
+    reading = replace(records, config=records.config | {"reward": {"parts": {"ocr": {}}}})
+
+    def result(*scores):
+        return {"samples": [{"reward": score} for score in scores]}
+
+    table = kinds_of_failure(reading, result(0.0, 0.5, 0.75, None), result(1.0, 1.0, 0.5, 0.0))
+    assert re.findall(r"<td>(\d+)</td>", table) == ["0", "2", "1", "2", "1", "1"]
+    assert kinds_of_failure(records, result(0.0), result(1.0)) == ""

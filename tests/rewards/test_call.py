@@ -21,7 +21,7 @@ from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.rewards.call import call_reward
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
-BATCH = RewardBatch(np.zeros((2, 4, 4, 3), np.uint8), [Prompt("0", "a"), Prompt("1", "b")])
+BATCH = RewardBatch(np.zeros((2, 1, 4, 4, 3), np.uint8), [Prompt("0", "a"), Prompt("1", "b")])
 
 
 class Does(Reward):

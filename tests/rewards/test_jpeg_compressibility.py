@@ -16,7 +16,7 @@ from omnirl_hpc.rewards.reward import RewardBatch
 
 def score(*images: np.ndarray) -> list[float]:
     return JpegCompressibility(RewardPartConfig()).score(
-        RewardBatch(np.stack(images), [Prompt(str(i), "p") for i in range(len(images))])
+        RewardBatch(np.stack(images)[:, None], [Prompt(str(i), "p") for i in range(len(images))])
     )
 
 

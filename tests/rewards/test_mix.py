@@ -27,7 +27,7 @@ def mix():
 
 
 def batch(order: str) -> RewardBatch:
-    return RewardBatch(np.zeros((2, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(2)])
+    return RewardBatch(np.zeros((2, 1, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(2)])
 
 
 def test_every_part_scores_every_sample_with_its_own_settings(mix):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from omnirl_hpc.config.schema import OcrConfig
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.rewards.ocr import Ocr, similarity
+from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.rewards.ocr import Ocr, OcrConfig, similarity
 from omnirl_hpc.rewards.reward import RewardBatch
 
 
@@ -47,7 +47,7 @@ def drawn(text: str, ink: str = "black", paper: str = "white") -> np.ndarray:
 def score(ocr: Ocr, *samples: tuple[np.ndarray, str]) -> list[float]:
     images, targets = zip(*samples)
     return ocr.score(
-        RewardBatch(np.stack(images), [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)])
+        RewardBatch(np.stack(images)[:, None], [Prompt(str(i), "p", target=t) for i, t in enumerate(targets)])
     )
 
 
@@ -82,3 +82,17 @@ def test_a_sample_does_not_depend_on_its_neighbours(ocr):
 
 def test_lines_below_the_confidence_are_not_read():
     assert score(Ocr(OcrConfig(min_confidence=1.0)), (drawn("River Night"), "River Night")) == [0.0]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_settings_check_themselves(value):
+    with pytest.raises(ConfigError, match="reward.parts.ocr.min_confidence=.* must be in"):
+        OcrConfig(min_confidence=value)
+
+
+def test_without_detection_a_picture_is_one_line():
+    """Two lines, one above the other, cannot be read as one; a word in a small picture can."""
+    reads_one_line = Ocr(OcrConfig(detect=False))
+    word = np.asarray(Image.fromarray(drawn("KING")[34:84, 16:136]).resize((64, 32)))
+    assert score(reads_one_line, (word, "KING")) == [1.0]
+    assert score(reads_one_line, (drawn("HELLO\nWORLD"), "hello world"))[0] < 0.5

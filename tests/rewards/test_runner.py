@@ -14,11 +14,11 @@ from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import RewardError
 from omnirl_hpc.rewards.reward import RewardBatch
-from omnirl_hpc.rewards.runner import RewardRunner
+from omnirl_hpc.rewards.runner import RewardRunner, _exit_code
 
 
 def batch(order: str, size: int = 2) -> RewardBatch:
-    return RewardBatch(np.zeros((size, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(size)])
+    return RewardBatch(np.zeros((size, 1, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(size)])
 
 
 @pytest.fixture
@@ -145,9 +145,7 @@ def test_a_worker_that_dies_ends_the_others_too(make_runner, order, how):
     runner.submit(batch(order))
     with pytest.raises(RewardError, match=f"^a worker process of reward scripted ended: {how}"):
         runner.collect()
-    for worker in runner._workers:
-        worker.join(timeout=60)
-        assert worker.exitcode is not None
+    assert all(_exit_code(worker) is not None for worker in runner._workers)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -170,9 +168,7 @@ def test_a_reward_that_takes_too_long_to_be_made(make_runner):
         RewardError, match=r"could not be made within 1 s \(reward.parts.scripted.timeout_seconds"
     ):
         runner.wait_until_made()
-    for worker in runner._workers:
-        worker.join(timeout=60)
-        assert worker.exitcode is not None
+    assert all(_exit_code(worker) is not None for worker in runner._workers)
 
 
 def test_every_worker_has_made_the_reward_before_the_first_batch(make_runner):

@@ -14,7 +14,9 @@ from omnirl_hpc.rollout.batching import SampleBatch, describe_padding, micro_bat
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
+from omnirl_hpc.sampling.samples import Condition, Media, SampleIdentity
 from omnirl_hpc.sampling.schedule import Schedule
+from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sampling.windows import Window
 from tests.helpers import CPU
 
@@ -22,44 +24,70 @@ SHAPE = (6, 16)
 SEED = 11
 
 
+class Family:
+    """As much of a family as batching asks: two streams of which one is the only one of most families, and
+    conditions that are padded with zeros.
+    """
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    def stream_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def pad(self, condition: Condition, width: int) -> Condition:
+        missing = width - len(condition["embeds"])
+        return {"embeds": torch.nn.functional.pad(condition["embeds"], (0, 0, 0, missing))}
+
+    def expert_at(self, step: int, num_steps: int) -> int:
+        return int(step < num_steps // 2)
+
+
+NEGATIVE = {"embeds": torch.full((1, 4), -1.0)}
+
+
 def request(
-    sample: int, prompt_id: str = "p", step: int = 3, start: int = 1, tokens: int = 5
+    sample: int, prompt_id: str = "p", step: int = 3, start: int = 1, tokens: int = 5, size: int = 2
 ) -> SampleRequest:
-    text, negative = torch.full((tokens, 4), 1.0 + sample), torch.full((1, 4), -1.0)
-    return SampleRequest(SEED, step, 0, prompt_id, sample, Window(start, 2), text, negative, text_length=8)
+    condition = {"embeds": torch.full((tokens, 4), 1.0 + sample)}
+    identity = SampleIdentity(SEED, step, prompt_id, sample)
+    return SampleRequest(identity, 0, Window(start, size), condition, NEGATIVE, width=8)
 
 
-def batches(requests: list[SampleRequest], size: int) -> list[tuple[SampleBatch, int]]:
-    return list(micro_batches(requests, size, SHAPE, CPU))
+def batches(
+    requests: list[SampleRequest], size: int, **shapes: tuple[int, ...]
+) -> list[tuple[SampleBatch, int]]:
+    return list(micro_batches(requests, size, Family(shapes or {LATENTS: SHAPE}), CPU))
 
 
 def test_the_last_batch_is_padded_with_its_last_sample():
     made = batches([request(i) for i in range(6)], size=4)
     assert [count for _, count in made] == [4, 2]
-    assert [[r.sample for r in batch.requests] for batch, _ in made] == [[0, 1, 2, 3], [4, 5, 5, 5]]
-    assert {(batch.initial.shape, batch.noise.shape) for batch, _ in made} == {((4, *SHAPE), (4, 2, *SHAPE))}
-    assert torch.equal(made[1][0].initial[1], made[1][0].initial[3])
+    assert [[r.identity.sample for r in batch.requests] for batch, _ in made] == [[0, 1, 2, 3], [4, 5, 5, 5]]
+    shapes = {(batch.initial[LATENTS].shape, batch.noise[LATENTS].shape) for batch, _ in made}
+    assert shapes == {((4, *SHAPE), (4, 2, *SHAPE))}
+    assert torch.equal(made[1][0].initial[LATENTS][1], made[1][0].initial[LATENTS][3])
 
 
 def test_noise_is_a_function_of_the_sample():
     """Whatever the order and the batch; expected values: the draws that sampling.noise defines."""
     requests = [request(0, start=0), request(1, start=1), request(0, prompt_id="q"), request(0, step=4)]
-    expected = {(r.step, r.prompt_id, r.sample): r for r in requests}
     for order, size in (([0, 1, 2, 3], 4), ([3, 1, 0, 2], 2)):
         for batch, _ in batches([requests[i] for i in order], size):
             for row, asked in enumerate(batch.requests):
-                identity = asked.step, asked.prompt_id, asked.sample
-                start = expected[identity].window.start
-                assert torch.equal(batch.initial[row], standard_normal(SHAPE, SEED, INITIAL_NOISE, *identity))
+                identity = asked.identity.step, asked.identity.prompt_id, asked.identity.sample
+                drawn = standard_normal(SHAPE, SEED, INITIAL_NOISE, *identity)
+                assert torch.equal(batch.initial[LATENTS][row], drawn)
                 for place in range(2):
-                    drawn = standard_normal(SHAPE, SEED, TRANSITION_NOISE, *identity, start + place)
-                    assert torch.equal(batch.noise[row, place], drawn)
+                    step = asked.window.start + place
+                    drawn = standard_normal(SHAPE, SEED, TRANSITION_NOISE, *identity, step)
+                    assert torch.equal(batch.noise[LATENTS][row, place], drawn)
 
 
 def test_no_two_draws_are_the_same():
     requests = [request(0), request(1), request(0, prompt_id="q"), request(0, step=4)]
     ((batch, _),) = batches(requests, 4)
-    draws = torch.cat([batch.initial, batch.noise.flatten(0, 1)]).flatten(1)
+    draws = torch.cat([batch.initial[LATENTS], batch.noise[LATENTS].flatten(0, 1)]).flatten(1)
     assert len(draws.unique(dim=0)) == 12  # 4 initial, 4 x 2 of transitions
 
 
@@ -81,31 +109,59 @@ def test_a_samples_hash_is_of_all_its_noise(monkeypatch):
     assert len({first, second, *others}) == 4
 
 
-def test_text_is_padded_to_the_width_of_the_step():
-    ((batch, _),) = batches([request(0, tokens=5), request(1, tokens=7)], 2)
-    assert batch.text.embeds.shape == (2, 8, 4)
-    assert batch.text.mask.sum(dim=1).tolist() == [5, 7]
-    assert batch.text.embeds[0, :5].eq(1).all() and not batch.text.embeds[0, 5:].any()
-    assert batch.negative.mask.sum(dim=1).tolist() == [1, 1]
-    ((unguided, _),) = batches([replace(request(0), negative=None)], 1)
+def test_streams_have_noise_of_their_own():
+    """Of equal shapes, too; a hash covers both."""
+    ((both, _),) = batches([request(0)], 1, video=SHAPE, audio=SHAPE)
+    ((one, _),) = batches([request(0)], 1, video=SHAPE)
+    draws = [tensors[name].flatten() for tensors in (both.initial, both.noise) for name in ("video", "audio")]
+    assert not torch.equal(draws[0], draws[1]) and not torch.equal(draws[2], draws[3])
+    assert torch.equal(one.initial["video"], both.initial["video"])
+    assert int(one.noise_hash) != int(both.noise_hash)
+
+
+def test_conditions_are_padded_once_for_all_samples_that_share_them():
+    first, other = request(0, tokens=5), request(1, tokens=7)
+    same = replace(first, identity=replace(first.identity, sample=2))
+    made = [batch for batch, _ in batches([first, other, same], 2)]
+    assert [c["embeds"].shape for batch in made for c in batch.conditions] == [(8, 4)] * 4
+    assert made[0].conditions[0]["embeds"][:5].eq(1).all() and not made[0].conditions[0]["embeds"][5:].any()
+    assert made[1].conditions[0] is made[0].conditions[0] is not made[0].conditions[1]
+    assert len({id(negative) for batch in made for negative in batch.negative}) == 1
+    ((unguided, _),) = batches([replace(first, negative=None)], 1)
     assert unguided.negative is None
 
 
-def test_text_is_never_truncated():
-    with pytest.raises(ValueError, match="9 tokens do not fit into 8"):
-        batches([request(0, tokens=9)], 1)
+SCHEDULE = Schedule(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), torch.tensor([1000.0, 800.0, 600.0, 300.0]))
 
 
-def test_trajectories_hold_the_schedule_at_their_windows():
-    ((batch, _),) = batches([request(0, start=0), request(1, start=2)], 2)
-    schedule = Schedule(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), torch.tensor([1000.0, 800.0, 600.0, 300.0]))
-    recording = Recording(torch.zeros(2, 3, *SHAPE), torch.zeros(2, 2), torch.zeros(2, *SHAPE))
-    made = batch.trajectories(recording, torch.zeros(2, 3, 4, 4, dtype=torch.uint8), schedule, version=5)
-    torch.testing.assert_close(made.sigmas, torch.tensor([[1.0, 0.8, 0.6], [0.6, 0.3, 0.0]]))
-    torch.testing.assert_close(made.timesteps, torch.tensor([[1000.0, 800.0], [600.0, 300.0]]))
-    torch.testing.assert_close(made.sigma_max, torch.tensor([0.8, 0.8]))
+def made_samples(*requests: SampleRequest):
+    ((batch, _),) = batches(list(requests), len(requests))
+    count, size = len(requests), requests[0].window.size
+    recording = Recording(
+        {LATENTS: torch.zeros(count, size + 1, *SHAPE)},
+        torch.zeros(count, size),
+        {LATENTS: torch.ones(count, *SHAPE)},
+    )
+    media = Media(torch.zeros(count, 1, 3, 4, 4, dtype=torch.uint8))
+    return batch.samples(recording, media, Family({LATENTS: SHAPE}), {LATENTS: SCHEDULE}, version=5)
+
+
+def test_samples_hold_the_schedule_at_their_windows():
+    made = made_samples(request(0, start=0), request(1, start=2))
+    trajectory = made.trajectory
+    expected = torch.tensor([[1.0, 0.8, 0.6], [0.6, 0.3, 0.0]])
+    torch.testing.assert_close(trajectory.sigmas[LATENTS], expected)
+    expected = torch.tensor([[1000.0, 800.0], [600.0, 300.0]])
+    torch.testing.assert_close(trajectory.timesteps[LATENTS], expected)
+    torch.testing.assert_close(trajectory.sigma_max[LATENTS], torch.tensor([0.8, 0.8]))
+    assert trajectory.expert.tolist() == [[1, 1], [0, 0]]
     assert made.sample.tolist() == [0, 1]
     assert made.version.tolist() == [5, 5]
+    assert made.clean[LATENTS].eq(1).all()
+
+
+def test_without_stochastic_steps_there_is_no_trajectory():
+    assert made_samples(request(0, start=0, size=0)).trajectory is None
 
 
 @pytest.mark.parametrize(("size", "ranks", "wasted"), [(8, 1, None), (9, 1, 1), (8, 2, 4), (4, 2, None)])

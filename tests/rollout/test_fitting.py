@@ -9,11 +9,12 @@ import torch.distributed as dist
 from omnirl_hpc.errors import EngineError
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.rollout.fitting import fit_micro_batch_size
+from omnirl_hpc.sampling.samples import SampleIdentity
 from omnirl_hpc.sampling.windows import Window
 from tests.helpers import CPU, one_rank_group, run_ranks
 
 REQUESTS = [
-    SampleRequest(0, 0, 0, "a", sample, Window(0, 1), torch.zeros(3, 2), None, 8) for sample in range(3)
+    SampleRequest(SampleIdentity(0, 0, "a", sample), 0, Window(0, 1), {}, None, 8) for sample in range(3)
 ]
 
 
@@ -27,7 +28,7 @@ class Engine:
 
     def generate(self, requests):
         self.tried.append(len(requests))
-        assert {r.text_length for r in requests} == {64}  # the largest width of the run, not the step's
+        assert {r.width for r in requests} == {64}  # the largest width of the run, not the step's
         yield None
         if len(requests) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from omnirl_hpc.config.schema import Config, DataConfig, FlowGRPOConfig, SamplingConfig, WindowConfig
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPOConfig
+from omnirl_hpc.config.schema import Config, DataConfig, SamplingConfig, WindowConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.data.sampler import Group
 from omnirl_hpc.errors import DataError
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.sampling.windows import draw_window
 
@@ -23,15 +23,21 @@ GROUPS = [
     Group(2, Prompt("c", "dog", negative_prompt="blurred"), 2),
     Group(3, Prompt("d", "an elephant"), 0),
 ]
-FAMILY = SimpleNamespace(count_text_tokens=len)
 
 
-def embed(prompt: str) -> torch.Tensor:
-    return torch.tensor([[float(ord(letter))] for letter in prompt])
+class Family:
+    """As much of a family as requests ask."""
+
+    count_text_tokens = staticmethod(len)
+    condition_width = ModelFamily.condition_width
 
 
-def text(embeds: torch.Tensor) -> str:
-    return "".join(chr(int(value)) for value in embeds.flatten())
+def encode(prompt: Prompt) -> dict[str, torch.Tensor]:
+    return {"embeds": torch.tensor([[float(ord(letter))] for letter in prompt.prompt])}
+
+
+def text(condition: dict[str, torch.Tensor]) -> str:
+    return "".join(chr(int(value)) for value in condition["embeds"].flatten())
 
 
 def config(scale: float = 4.0, **data) -> Config:
@@ -48,36 +54,38 @@ def config(scale: float = 4.0, **data) -> Config:
 
 
 def make(config: Config, rank: int = 0, ranks: int = 1, groups=GROUPS):
-    return make_requests(config, FAMILY, embed, Layout(rank, ranks, 1, ranks), 5, groups)
+    window = config.sampling.window
+    return make_requests(config, Family(), encode, Layout(rank, ranks, 1, ranks), 5, groups, window)
 
 
 def test_each_sample_is_asked_for_under_its_own_identity():
     made = make(config())
-    identities = [(r.seed, r.step, r.group, r.prompt_id, r.sample) for r in made]
+    who = [r.identity for r in made]
+    identities = [(w.seed, w.step, r.group, w.prompt_id, w.sample) for w, r in zip(who, made)]
     samples = {"a": (0, 1), "b": (0, 1), "c": (2, 3), "d": (0, 1)}  # those of c count on from its first group
     assert identities == [(7, 5, i, prompt, s) for i, prompt in enumerate("abcd") for s in samples[prompt]]
-    windows = [draw_window(config().sampling, 7, 5, r.prompt_id, r.sample) for r in made]
+    windows = [draw_window(config().sampling, 7, 5, w.prompt_id, w.sample) for w in who]
     assert [r.window for r in made] == windows and len(set(windows)) > 2
 
 
 def test_a_rows_own_negative_prompt_comes_before_the_settings():
     made = make(config())
-    assert [text(r.text) for r in made[::2]] == ["cat", "a zebra", "dog", "an elephant"]
+    assert [text(r.condition) for r in made[::2]] == ["cat", "a zebra", "dog", "an elephant"]
     assert [text(r.negative) for r in made[::2]] == ["bad", "bad", "blurred", "bad"]
 
 
 def test_without_guidance_there_is_no_negative_prompt_and_it_takes_no_room():
     made = make(config(scale=1.0), groups=GROUPS[2:3])
     assert [r.negative for r in made] == [None, None]
-    assert {r.text_length for r in made} == {4}  # dog and one of padding
-    assert {r.text_length for r in make(config(), groups=GROUPS[2:3])} == {8}  # blurred
+    assert {r.width for r in made} == {4}  # dog and one of padding
+    assert {r.width for r in make(config(), groups=GROUPS[2:3])} == {8}  # blurred
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_pad_to_the_longest_prompt_of_the_step(rank):
     made = make(config(), rank, ranks=2)
     assert {r.group for r in made} == {rank, rank + 2}
-    assert {r.text_length for r in made} == {12}  # an elephant, which is rank 1's
+    assert {r.width for r in made} == {12}  # an elephant, which is rank 1's
 
 
 def test_a_prompt_that_is_too_long_names_its_row():

@@ -3,9 +3,9 @@ places.
 
 ACTION: die (kill -9), term, usr1 (a signal to this rank), stop (a user's file STOP), nan (gradient),
         pause (makes the file PAUSED, until there is a file GO).
-PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine shows that it has
-        what is new), evaluation (after the first policy that is not the base), save (rank's part of writing
-        the checkpoint after STEP steps). RANK may be `all`.
+PLACE:  rollout (after a micro-batch), actor (after the first update of a step), sync (before the engine
+        shows that it has what is new), evaluation (after the first policy that is not the base),
+        save (rank's part of writing the checkpoint after STEP steps). RANK may be `all`.
 `memory` instead of a fault: rank 0 notes its resident memory in bytes after each step, in the file `resident`
 of run_dir.
 """
@@ -68,7 +68,7 @@ def patch(faults: Faults, options: list[str]) -> None:
     train_step, submit = Trainer.train_step, RewardMix.submit
     confirm = Sync.confirm
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
-    save_images = Evaluator._save_images
+    save_images = Evaluator._save_media
 
     def counted_step(self, step):
         faults.step = step
@@ -107,7 +107,7 @@ def patch(faults: Faults, options: list[str]) -> None:
     Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients = faulty_accumulate, faulty_apply
     Sync.confirm = faulty_confirm
-    Evaluator._save_images = faulty_save_images
+    Evaluator._save_media = faulty_save_images
 
 
 def main() -> None:

@@ -12,13 +12,15 @@ import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 
 from omnirl_hpc.cli.main import main
-from omnirl_hpc.data.prompts import PromptTable
+from omnirl_hpc.data.prompts import Prompt, PromptTable
 from omnirl_hpc.evaluation.evaluator import NO_STEP, ODE
 from omnirl_hpc.hashing import stream_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.rollout.engine import SampleRequest
+from omnirl_hpc.sampling.samples import SampleIdentity
+from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.cli.test_export import STEPS, plain_latents
 from tests.helpers import CPU, make_config
@@ -122,12 +124,14 @@ def test_exported_weights_are_what_the_engine_computed_with(
     engine.wake()
     confirm_weights(engine, sent, 1)
     decode = QwenImage.decode
-    monkeypatch.setattr(QwenImage, "decode", lambda self, vae, x: latents.append(x) or decode(self, vae, x))
+    monkeypatch.setattr(
+        QwenImage, "decode", lambda self, pipeline, x: latents.append(x[LATENTS]) or decode(self, pipeline, x)
+    )
     prompts = PromptTable(tiny_prompts).first(2)
-    negative = engine.encode(" ")
+    negative = engine.encode(Prompt("", " "))
     requests = [
         SampleRequest(
-            0, NO_STEP, i, prompt.id, 0, ODE, engine.encode(prompt.prompt), negative, text_length=256
+            SampleIdentity(0, NO_STEP, prompt.id, 0), i, ODE, engine.encode(prompt), negative, width=256
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -142,7 +142,9 @@ def test_a_rank_dies_in_each_phase(program, reference, tmp_path):
 
 
 def test_resident_and_swapped_are_the_same(program, reference, tmp_path):
-    """Stopped in the rollout of a step, where the resident actor has not been touched since the step before."""
+    """Stopped in the rollout of a step, where the resident actor has not been touched since the step
+    before.
+    """
     run_dir = tmp_path / "resident"
     program.finish(run_dir, *STRICT, "residency=resident", faults=("stop:rollout:3:0",))
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_000003"

@@ -85,7 +85,10 @@ class Cluster:
     @contextlib.contextmanager
     def taken_port(self, host: str, port: int) -> Iterator[None]:
         """Another program listens there."""
-        listen = f"import socket; s = socket.create_server(('', {port})); print('listening', flush=True)\nwhile True: s.accept()"
+        listen = (
+            f"import socket; s = socket.create_server(('', {port})); "
+            "print('listening', flush=True)\nwhile True: s.accept()"
+        )
         command = [self._state / "bin/hpc", sys.executable, "-c", listen]
         with subprocess.Popen(
             command, env=self.environ | {"HPC_HOST": host}, stdout=subprocess.PIPE, text=True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnirl_hpc.checks.preflight.facts import NOT_GIVEN, RankFacts
+from omnirl_hpc.checks.preflight.facts import NOT_GIVEN, NodeFacts, RankFacts
 from omnirl_hpc.checks.preflight.needs import Needs
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.launch.rendezvous import numbers
@@ -38,14 +38,14 @@ def judge(config: Config, ranks: Sequence[RankFacts], needs: Needs | None) -> li
         *same_on_all_nodes(
             "code",
             ranks,
-            lambda r: f"source {r.node.source}",
+            lambda r: f"source {_node(r).source}",
             FAILED,
             "install or check out the same omnirl_hpc",
         ),
         *same_on_all_nodes(
             "container",
             ranks,
-            lambda r: r.node.container or "none",
+            lambda r: _node(r).container or "none",
             WARNING,
             "start all ranks in the same image",
         ),
@@ -73,16 +73,17 @@ def check_devices(ranks: Sequence[RankFacts]) -> list[Finding]:
         return [Finding(OK, "devices", "no GPU: all ranks run on the CPU")]
     for rank in without:
         failures.append(
-            f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), and a container --nv or --rocm"
+            f"{rank} sees no GPU, others do: give every node its GPUs (--gpus-per-node), "
+            "and a container --nv or --rocm"
         )
-    sharing: dict[tuple[str, str], list[int]] = {}
+    sharing: dict[tuple[str, str | None], list[int]] = {}
     for rank in with_gpu:
         sharing.setdefault((rank.host, rank.gpu_id), []).append(rank.rank)
     for (host, gpu), several in sharing.items():
         if len(several) > 1:
             failures.append(
-                f"ranks {numbers(several)} on {host} share one GPU ({gpu}): start one rank for each GPU (--ntasks-per-node as "
-                "--gpus-per-node), and do not set CUDA_VISIBLE_DEVICES"
+                f"ranks {numbers(several)} on {host} share one GPU ({gpu}): start one rank for each GPU "
+                "(--ntasks-per-node as --gpus-per-node), and do not set CUDA_VISIBLE_DEVICES"
             )
     names = Counter(rank.gpu_name for rank in with_gpu)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items())
@@ -95,11 +96,11 @@ def check_packages(ranks: Sequence[RankFacts]) -> list[Finding]:
     first, *others = _first_ranks(ranks)
     failures = []
     for rank in others:
-        theirs, ours = rank.node.packages, first.node.packages
+        theirs, ours = _node(rank).packages, _node(first).packages
         if different := [name for name in ours if theirs[name] != ours[name]]:
             text = f"{rank} has {_versions(theirs, different)}, {first} has {_versions(ours, different)}"
             failures.append(Finding(FAILED, "packages", f"{text}: install the same versions on every node"))
-    torch = f"torch {first.node.packages['torch']}"
+    torch = f"torch {_node(first).packages['torch']}"
     return failures or [
         Finding(OK, "packages", f"{torch} and all others the same on all nodes" if others else torch)
     ]
@@ -124,11 +125,11 @@ def check_model(config: Config, ranks: Sequence[RankFacts]) -> list[Finding]:
         Finding(
             FAILED,
             "model files",
-            f"{rank}: {'; '.join(rank.node.model_problems)}, in model.path={config.model.path}: fetch it again "
-            "(omnirl-hpc prefetch)",
+            f"{rank}: {'; '.join(_node(rank).model_problems)}, in model.path={config.model.path}: fetch it "
+            "again (omnirl-hpc prefetch)",
         )
         for rank in _first_ranks(ranks)
-        if rank.node.model_problems
+        if _node(rank).model_problems
     ]
     return failures or [Finding(OK, "model files", f"complete: {config.model.path}")]
 
@@ -140,8 +141,8 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
         Finding(
             FAILED,
             "run_dir",
-            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file system that all nodes "
-            "share and may write to (in a container: bound)",
+            f"{rank}: run_dir={config.run_dir} {rank.run_dir_problem}: it must be one folder on a file "
+            "system that all nodes share and may write to (in a container: bound)",
         )
         for rank in ranks
         if rank.run_dir_problem
@@ -154,8 +155,9 @@ def check_run_dir(config: Config, ranks: Sequence[RankFacts], needs: Needs | Non
             Finding(
                 FAILED,
                 "run_dir",
-                f"{_gib(free)} are free in run_dir={config.run_dir}, checkpoint.keep={config.checkpoint.keep} checkpoints need "
-                f"{_gib(needs.disk)}: make room, choose another run_dir or a smaller checkpoint.keep",
+                f"{_gib(free)} are free in run_dir={config.run_dir}, "
+                f"checkpoint.keep={config.checkpoint.keep} checkpoints need {_gib(needs.disk)}: make room, "
+                "choose another run_dir or a smaller checkpoint.keep",
             )
         ]
     least = f" (at least {_gib(needs.disk)} are needed)" if needs else ""
@@ -170,10 +172,11 @@ def check_host_memory(config: Config, ranks: Sequence[RankFacts], needs: Needs |
     least = {host: needs.host * count if needs else 0 for host, count in on_host.items()}
     findings = []
     for rank in _first_ranks(ranks):
-        need, there, limit = least[rank.host], rank.node.memory_available, rank.node.memory_allowed
+        node, need = _node(rank), least[rank.host]
+        there, limit = node.memory_available, node.memory_allowed
         cure = (
-            f"{on_host[rank.host]} rank(s) with residency={config.residency} need at least {_gib(need)}: ask Slurm for more "
-            "(--mem=0), use fewer ranks on a node, or residency=resident"
+            f"{on_host[rank.host]} rank(s) with residency={config.residency} need at least {_gib(need)}: ask "
+            "Slurm for more (--mem=0), use fewer ranks on a node, or residency=resident"
         )
         if limit is not None and limit < need:
             findings.append(
@@ -181,11 +184,11 @@ def check_host_memory(config: Config, ranks: Sequence[RankFacts], needs: Needs |
             )
         elif there < need:
             findings.append(Finding(WARNING, "host memory", f"{rank}: {_gib(there)} are free, {cure}"))
-    nodes = [rank.node for rank in _first_ranks(ranks)]
+    nodes = [_node(rank) for rank in _first_ranks(ranks)]
     free = min(v for node in nodes for v in (node.memory_available, node.memory_allowed) if v is not None)
     where = "the fullest node" if len(on_host) > 1 else "this node"
-    need = f" (at least {_gib(max(least.values()))} are needed)" if needs and needs.host else ""
-    return findings or [Finding(OK, "host memory", f"{_gib(free)} free on {where}{need}")]
+    at_least = f" (at least {_gib(max(least.values()))} are needed)" if needs and needs.host else ""
+    return findings or [Finding(OK, "host memory", f"{_gib(free)} free on {where}{at_least}")]
 
 
 def check_gpu_memory(ranks: Sequence[RankFacts], needs: Needs | None) -> list[Finding]:
@@ -196,15 +199,19 @@ def check_gpu_memory(ranks: Sequence[RankFacts], needs: Needs | None) -> list[Fi
         Finding(
             FAILED,
             "GPU memory",
-            f"{rank}: {_gib(rank.gpu_free)} of {_gib(rank.gpu_total)} are free on {rank.device}, at least {_gib(needs.gpu)} are "
-            "needed: end what else runs there (nvidia-smi), or share the weights among more ranks",
+            f"{rank}: {_gib(rank.gpu_free)} of {_gib(rank.gpu_total)} are free on {rank.device}, at least "
+            f"{_gib(needs.gpu)} are needed: end what else runs there (nvidia-smi), "
+            "or share the weights among more ranks",
         )
         for rank in with_gpu
         if needs is not None and rank.gpu_free < needs.gpu
     ]
     least = f" (at least {_gib(needs.gpu)} are needed)" if needs else ""
     fullest = min(with_gpu, key=lambda rank: rank.gpu_free)
-    text = f"{_gib(fullest.gpu_free)} of {_gib(fullest.gpu_total)} free on the fullest, {fullest.device} of {fullest}{least}"
+    text = (
+        f"{_gib(fullest.gpu_free)} of {_gib(fullest.gpu_total)} free on the fullest, "
+        f"{fullest.device} of {fullest}{least}"
+    )
     return failures or [Finding(OK, "GPU memory", text)]
 
 
@@ -228,9 +235,12 @@ def check_clocks(ranks: Sequence[RankFacts]) -> list[Finding]:
 
 
 def check_offline(ranks: Sequence[RankFacts]) -> list[Finding]:
-    online = [str(rank) for rank in _first_ranks(ranks) if not rank.node.hub_offline]
+    online = [str(rank) for rank in _first_ranks(ranks) if not _node(rank).hub_offline]
     if online:
-        text = f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a network; export it"
+        text = (
+            f"{', '.join(online)}: HF_HUB_OFFLINE is not 1: a library that asks a hub would wait for a "
+            "network; export it"
+        )
         return [Finding(WARNING, "offline", text)]
     return [Finding(OK, "offline", "HF_HUB_OFFLINE=1: no library asks a hub")]
 
@@ -245,6 +255,12 @@ def _by_host(ranks: Sequence[RankFacts]) -> dict[str, list[RankFacts]]:
 def _first_ranks(ranks: Sequence[RankFacts]) -> list[RankFacts]:
     """The rank of each node that looked at the node."""
     return [rank for rank in ranks if rank.node is not None]
+
+
+def _node(rank: RankFacts) -> NodeFacts:
+    """What one of the first ranks saw of its node."""
+    assert rank.node is not None
+    return rank.node
 
 
 def _versions(packages: dict[str, str | None], names: Sequence[str]) -> str:

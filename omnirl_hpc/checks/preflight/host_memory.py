@@ -13,7 +13,8 @@ UNLIMITED = 1 << 60  # cgroup v1 says "no limit" by a number of about this size
 def available(root: Path = Path("/")) -> int:
     """Bytes that the machine has, as the kernel estimates it. A virtual machine may get more when it asks."""
     meminfo = (root / "proc/meminfo").read_text()
-    return int(re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)[1]) * 1024
+    (kib,) = re.findall(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)
+    return int(kib) * 1024
 
 
 def allowed(root: Path = Path("/")) -> int | None:

@@ -29,8 +29,10 @@ def find_problems(folder: Path) -> list[str]:
 
 
 def parameter_shapes(component: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a component's *.safetensors. Raises DataError for a file that is damaged."""
-    shapes = {}
+    """The shape of every tensor in a component's *.safetensors. Raises DataError for a file that is
+    damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(component.glob("*.safetensors")):
         shapes |= {name: tuple(tensor["shape"]) for name, tensor in read_header(file).items()}
     return shapes
@@ -75,7 +77,8 @@ def _component_problems(folder: Path, component: str) -> list[str]:
     path = folder / component
     if not any(path.glob("*.json")):
         return [f"{component}/ is missing or empty"]
-    problems, held = [], {}
+    problems: list[str] = []
+    held: dict[str, dict[str, Any] | None] = {}
     for file in sorted(path.glob("*.safetensors")):
         try:
             held[file.name] = read_header(file)
@@ -101,7 +104,8 @@ def _index_problems(component: str, weight_map: dict[str, str], held: dict[str, 
         wanted = {tensor for tensor, place in weight_map.items() if place == file}
         if header is not None and (lacking := sorted(wanted - header.keys())):
             problems.append(
-                f"{component}/{file} lacks {len(lacking)} tensors that the index says it has, such as {lacking[0]}"
+                f"{component}/{file} lacks {len(lacking)} tensors that the index says it has, "
+                f"such as {lacking[0]}"
             )
     return problems
 

@@ -81,8 +81,9 @@ def _ends_within(seconds: float, identity: Identity) -> Iterator[None]:
 
     def give_up() -> None:
         print(
-            f"{identity}: the all-reduce did not end within {seconds:.0f} s: all ranks have started, but cannot reach each other "
-            "over their fast network; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names the interface, NCCL_DEBUG=INFO says more",
+            f"{identity}: the all-reduce did not end within {seconds:.0f} s: all ranks have started, but "
+            "cannot reach each other over their fast network; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names "
+            "the interface, NCCL_DEBUG=INFO says more",
             file=sys.stderr,
             flush=True,
         )

@@ -15,13 +15,13 @@ from omnirl_hpc.checks.preflight.findings import FAILED, Finding, judge
 from omnirl_hpc.checks.preflight.model_files import parameter_shapes
 from omnirl_hpc.checks.preflight.needs import Needs, least_needs
 from omnirl_hpc.checks.preflight.network import measure_all_reduce
-from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError, PreflightError
 from omnirl_hpc.launch.groups import process_group
 from omnirl_hpc.launch.identity import Identity
 from omnirl_hpc.launch.rendezvous import Rendezvous
 from omnirl_hpc.layout import make_layout
+from omnirl_hpc.models.spec import find_spec
 from omnirl_hpc.planning.estimate import with_residency
 from omnirl_hpc.planning.residency import choose_residency
 
@@ -74,7 +74,7 @@ def find_needs(config: Config, ranks: Sequence[RankFacts]) -> Needs | None:
     if config.model.path == NOT_GIVEN or ranks[0].node.model_problems:
         return None
     config = with_residency(config, expected_residency(config, ranks))
-    targets = config.actor.lora.target_modules or find_class("model", config.model.family).lora_targets
+    targets = config.actor.lora.target_modules or find_spec(config.model.family).lora_targets
     return least_needs(config, parameter_shapes(Path(config.model.path) / "transformer"), targets, len(ranks))
 
 

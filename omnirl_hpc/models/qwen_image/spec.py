@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec
+from omnirl_hpc.models.qwen_image.shape import LORA_TARGETS, PIXELS_PER_TOKEN, QwenImageShape, latent_tokens
+from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec, Numerics
 
 SCHEDULER = ComponentSpec(
     classes=("FlowMatchEulerDiscreteScheduler",),
@@ -54,4 +55,11 @@ SPEC = FamilySpec(
         "text_encoder": ComponentSpec(classes=("Qwen2_5_VLForConditionalGeneration",)),
         "vae": ComponentSpec(classes=("AutoencoderKLQwenImage",)),
     },
+    numerics={engine: Numerics(round_timestep=True) for engine in ("diffusers", "vllm_omni")},
+    pixel_multiple=PIXELS_PER_TOKEN,
+    max_text_tokens=1024,
+    block_classes=("QwenImageTransformerBlock",),
+    lora_targets=LORA_TARGETS,
+    latent_tokens=latent_tokens,
+    shape=QwenImageShape.find,
 )

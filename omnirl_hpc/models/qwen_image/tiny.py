@@ -7,7 +7,7 @@ alone has about 150), and its images are noise: it tests machinery, not quality.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from diffusers import (
 )
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from omnirl_hpc.planning.qwen_image import PUBLISHED
+from omnirl_hpc.models.qwen_image.shape import PUBLISHED
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -51,14 +51,14 @@ SCHEDULER = {
 }
 
 
-def write_tiny_qwen_image(out: str | Path, seed: int = 0) -> None:
+def write_tiny(out: str | Path, seed: int = 0) -> None:
     """Write the checkpoint to the folder `out`, in fp32. The same seed gives the same weights."""
     _write(
-        out, seed, _tiny_transformer, _tiny_vae, _text_encoder(width=TINY_TEXT_WIDTH, heads=2), torch.float32
+        out, seed, _tiny_transformer, _tiny_vae, text_encoder(width=TINY_TEXT_WIDTH, heads=2), torch.float32
     )
 
 
-def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
+def write_full_size(out: str | Path, seed: int = 0) -> None:
     """The same with Qwen-Image's own transformer (20.4 B parameters) and VAE in bf16, 41 GB, for measuring
     speed and memory.
 
@@ -69,7 +69,7 @@ def write_full_size_qwen_image(out: str | Path, seed: int = 0) -> None:
         seed,
         _full_transformer,
         AutoencoderKLQwenImage,
-        _text_encoder(width=PUBLISHED["joint_attention_dim"], heads=28),
+        text_encoder(width=PUBLISHED["joint_attention_dim"], heads=28),
         torch.bfloat16,
     )
 
@@ -87,7 +87,7 @@ def _write(
             scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
             vae=made(vae),
             text_encoder=made(text_encoder),
-            tokenizer=_byte_tokenizer(),
+            tokenizer=byte_tokenizer(),
             transformer=made(transformer),
         )
     pipeline.save_pretrained(out)
@@ -133,7 +133,7 @@ def _tiny_vae() -> AutoencoderKLQwenImage:
     )
 
 
-def _text_encoder(width: int, heads: int) -> Part:
+def text_encoder(width: int, heads: int, vocabulary: int = 320) -> Part:
     """A Qwen2.5-VL of two layers with embeddings of `width`."""
     token = {name: FIRST_SPECIAL + i for i, name in enumerate(SPECIAL_TOKENS)}
     eighth = (
@@ -141,7 +141,7 @@ def _text_encoder(width: int, heads: int) -> Part:
     )  # of a head: its rotary dimensions are shared 1 : 1.5 : 1.5 by time, height and width, in pairs
     config = Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": 320,
+            "vocab_size": vocabulary,
             "hidden_size": width,
             "intermediate_size": 2 * width,
             "num_hidden_layers": 2,
@@ -179,20 +179,33 @@ def _text_encoder(width: int, heads: int) -> Part:
     return lambda: Qwen2_5_VLForConditionalGeneration(config)
 
 
-def _byte_tokenizer() -> Qwen2Tokenizer:
-    """Qwen2's byte-level BPE without merges: one token a byte."""
-    vocab = {character: i for i, character in enumerate(_byte_characters())}
+def byte_tokenizer(words: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """Qwen2's byte-level BPE with one token for each of `words` (a leading space belongs to a word), and for
+    everything else one token a byte.
+    """
+    characters = _byte_characters()
+    vocab = {character: i for i, character in enumerate(characters)}
     vocab |= {name: FIRST_SPECIAL + i for i, name in enumerate(SPECIAL_TOKENS)}
+    merges = []
+    # A word grows from its first letter on. Words with a leading space come first: what the merges of the
+    # others join inside of them would stop their growth.
+    for word in sorted(words, key=lambda word: not word.startswith(" ")):
+        letters = [characters[byte] for byte in word.encode()]
+        for end in range(1, len(letters)):
+            grown = "".join(letters[: end + 1])
+            if grown not in vocab:
+                vocab[grown] = len(vocab)
+                merges.append(("".join(letters[:end]), letters[end]))
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=[],
+        merges=merges,
         extra_special_tokens=list(SPECIAL_TOKENS[1:]),
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
         unk_token="<|endoftext|>",
     )
-    ids = tokenizer("<|im_start|>user")["input_ids"]
-    if ids != [FIRST_SPECIAL + 1, *b"user"]:  # a transformers that takes no vocab= ignores it in silence
+    ids = tokenizer("<|im_start|>WORD")["input_ids"]
+    if ids != [FIRST_SPECIAL + 1, *b"WORD"]:  # a transformers that takes no vocab= ignores it in silence
         raise RuntimeError(f"this transformers made a tokenizer that is not byte-level: {ids}")
     return tokenizer
 

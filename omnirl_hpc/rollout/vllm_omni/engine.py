@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import lora_modules
-from omnirl_hpc.rollout.batching import SampleBatch, micro_batches
+from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
 from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
-from omnirl_hpc.sampling.recorder import RecordingScheduler
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.recorder import Recorder
+from omnirl_hpc.sampling.samples import Condition, Samples
 
 if TYPE_CHECKING:  # imports vllm
     from omnirl_hpc.rollout.vllm_omni.lora import EngineLora
@@ -45,19 +46,18 @@ class VllmOmniEngine:
         self._family = family
         self._device = device
         self._timer = timer
-        self._schedule = family.make_schedule(config.sampling.num_inference_steps)
+        self._guidance = family.guidance(config.sampling)
         self._version = -1
         self.micro_batch_size = config.rollout.micro_batch_size
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
 
-        self._worker = make_worker(config, layout, device)
+        self._driver = family.driver("vllm_omni")
+        self._worker = make_worker(config, self._driver, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
         self._pipeline.set_progress_bar_config(disable=True)
-        self._recorder = RecordingScheduler.make(
-            self._pipeline.scheduler.config, config.sampling.transition, config.sampling.noise_level
-        )
-        self._pipeline.scheduler = self._recorder
+        self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
+        self._driver.attach(self._pipeline, self._recorder)
         self._weights = None
         if keeps_host_copy(config):
             self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
@@ -70,37 +70,40 @@ class VllmOmniEngine:
         config = self._config
         if config.rollout.lora == "merged":
             return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
-        targets = config.actor.lora.target_modules or self._family.lora_targets
+        targets = config.actor.lora.target_modules or self._family.spec.lora_targets
         return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
 
     @property
     def transformer(self) -> nn.Module:
         return self._pipeline.transformer
 
-    def encode(self, prompt: str) -> Tensor:
+    def encode(self, prompt: Prompt) -> Condition:
         self._require_awake()
         with self._forward_context():
-            embeds = self._family.encode_prompt(self._pipeline, prompt)
-        # A copy: a tensor of inference mode cannot enter autograd. Upstream may load the text encoder in
-        # another dtype.
-        return embeds.to(getattr(torch, self._config.rollout.dtype), copy=True)
+            condition = self._driver.encode(self._pipeline, prompt)
+        # Copies: a tensor of inference mode cannot enter autograd. Upstream may load an encoder in another
+        # dtype.
+        dtype = getattr(torch, self._config.rollout.dtype)
+        return {
+            name: tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+            for name, tensor in condition.items()
+        }
 
-    def generate(
-        self, requests: Sequence[SampleRequest], num_steps: int | None = None
-    ) -> Iterator[Trajectories]:
+    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
         self._require_awake()
-        schedule = self._schedule if num_steps is None else self._family.make_schedule(num_steps)
+        num_steps = num_steps or self._config.sampling.num_inference_steps
+        schedules = self._family.schedules(num_steps)
         if self._lora is not None:
             self._lora.prepare()
-        size, shape = self.micro_batch_size, self._family.latent_shape()
-        for batch, count in micro_batches(requests, size, shape, self._device):
-            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedule)
+        for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
+            self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
             with self._forward_context():
-                self._pipeline.forward(self._engine_requests(batch, schedule.num_steps))
+                inputs = batch.initial, *batch.stacked_conditions()
+                self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
             recording = self._recorder.finish()
             with self._timer.phase("decode"), self._forward_context():
-                images = self._family.decode(self._pipeline.vae, recording.final)
-            yield batch.trajectories(recording, images.clone(), schedule, self._version)[:count]
+                media = self._family.decode(self._pipeline, recording.final)
+            yield batch.samples(recording, media.on_host(), self._family, schedules, self._version)[:count]
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
@@ -145,36 +148,6 @@ class VllmOmniEngine:
     def _require_awake(self) -> None:
         if self._weights is not None and self._weights.asleep:
             raise EngineError("the rollout engine is asleep: wake it before using it")
-
-    def _engine_requests(self, batch: SampleBatch, num_steps: int):
-        """One engine request for each sample; the pipeline runs them as one batch.
-
-        Embeddings come padded to one width, with masks, so that prompts of different lengths share a batch.
-        """
-        from vllm_omni.diffusion.request import OmniDiffusionRequest
-        from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
-        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
-
-        inputs = self._family.pipeline_inputs(
-            batch.text, batch.negative, self._config.sampling.true_cfg_scale
-        )
-        per_sample = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        common = {name: value for name, value in inputs.items() if name not in per_sample}
-        return DiffusionRequestBatch(
-            [
-                OmniDiffusionRequest(
-                    prompt={"prompt": ""} | {name: value[i] for name, value in per_sample.items()},
-                    sampling_params=OmniDiffusionSamplingParams(
-                        **common,
-                        latents=batch.initial[i : i + 1],
-                        num_inference_steps=num_steps,
-                        output_type="latent",
-                    ),
-                    request_id=str(i),
-                )
-                for i in range(len(batch.requests))
-            ]
-        )
 
     @contextmanager
     def _forward_context(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from vllm_omni.diffusion.data import (
 from omnirl_hpc.config.schema import Config, RolloutConfig
 from omnirl_hpc.errors import ConfigError, EngineError
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.models.family import VllmOmniDriver
 from omnirl_hpc.rollout.vllm_omni.worker import SpmdWorker
 
 # rollout.attention -> (vLLM-Omni's backend, the name of its attention class, modules that its kernels may
@@ -29,7 +30,7 @@ ATTENTION = {
 }
 
 
-def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWorker:
+def make_worker(config: Config, driver: VllmOmniDriver, layout: Layout, device: torch.device) -> SpmdWorker:
     """Load this rank's part of the model.
 
     Raises ConfigError for settings that this device cannot run, EngineError where the engine chose something
@@ -38,7 +39,8 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
     rollout = config.rollout
     if device.type == "cpu" and (rollout.compile or rollout.attention != "sdpa"):
         raise ConfigError(
-            "rollout.compile=true and rollout.attention other than sdpa need a GPU: set rollout.compile=false rollout.attention=sdpa"
+            "rollout.compile=true and rollout.attention other than sdpa need a GPU: "
+            "set rollout.compile=false rollout.attention=sdpa"
         )
     od_config = OmniDiffusionConfig(
         model=config.model.path,
@@ -56,15 +58,14 @@ def make_worker(config: Config, layout: Layout, device: torch.device) -> SpmdWor
         diffusion_attention_config=AttentionConfig(
             default=AttentionSpec(backend=ATTENTION[rollout.attention][0])
         ),
+        **driver.engine_options(),
     )
     od_config.enrich_config()
     worker = SpmdWorker(od_config, layout.replica_size, device)
     pipeline = worker.model_runner.pipeline
-    for component in (
-        pipeline.text_encoder,
-        pipeline.vae,
-    ):  # upstream leaves them in the dtype of their files
-        component.to(od_config.dtype)
+    for name, component in driver.components(pipeline).items():
+        if name != "transformer":  # upstream leaves the others in the dtype of their files
+            component.to(od_config.dtype)
     check_choices(rollout, pipeline.transformer)
     return worker
 
@@ -92,7 +93,8 @@ def check_choices(rollout: RolloutConfig, transformer: nn.Module) -> None:
         kernels = getattr(fa.flash_attn_func, "__module__", "none")
         if kernels.split(".")[0] not in modules:
             raise EngineError(
-                f"rollout.attention={rollout.attention} was asked for, vllm-omni takes its kernels from {kernels}"
+                f"rollout.attention={rollout.attention} was asked for, "
+                f"vllm-omni takes its kernels from {kernels}"
             )
     forwards = (getattr(module, "_omni_original_forward", module.forward) for module in transformer.modules())
     if rollout.compile and not any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards):

@@ -21,7 +21,7 @@ from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 
 from omnirl_hpc.config.schema import LoraConfig
 from omnirl_hpc.models.lora import lora_modules
-from omnirl_hpc.rollout.vllm_omni.names import Place, engine_name, find_places, fused_parts
+from omnirl_hpc.rollout.vllm_omni.names import Place, engine_names, find_places, fused_parts
 
 # PEFT names of a module's two matrices: A [rank, in], B [out, rank]
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -53,9 +53,11 @@ class EngineLora(ABC):
         are left out.
         """
 
+    @abstractmethod
     def weights_restored(self) -> None:
         """The base weights were brought back from the host."""
 
+    @abstractmethod
     def prepare(self) -> None:
         """Called before the engine computes."""
 
@@ -73,7 +75,7 @@ class AdapterLora(EngineLora):
                 {
                     "r": config.rank,
                     "lora_alpha": config.alpha,
-                    "target_modules": [engine_name(target) for target in targets],
+                    "target_modules": [name for target in targets for name in engine_names(target)],
                 }
             )
         )
@@ -118,6 +120,12 @@ class AdapterLora(EngineLora):
                 unscaled = torch.where(b == sent * self._scale, sent, unscaled)
             found |= {module + A: a, module + B: unscaled}
         return found
+
+    def weights_restored(self) -> None:
+        """The adapter is beside the base weights, and stays."""
+
+    def prepare(self) -> None:
+        """The layers add the adapter by themselves."""
 
 
 class MergedLora(EngineLora):

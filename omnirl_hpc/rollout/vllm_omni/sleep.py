@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import ContextManager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,8 @@ class SleepingWeights:
         size = self._pinned.host_bytes()
         if self._device.type == "cuda" and before - after < size:
             raise EngineError(
-                f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on {self._device}"
+                f"the sleeping engine freed {(before - after) / GIB:.2f} GiB of its {size / GIB:.2f} GiB on "
+                f"{self._device}"
             )
         # Segments that the weights share with tensors that are still there stay reserved: fragmentation,
         # worth knowing.
@@ -77,8 +78,10 @@ class SleepingWeights:
         """The values of `weight` (or of a view of one) as they were saved, on the host."""
         return self._pinned.on_host(weight)
 
-    def rewriting(self, module: nn.Module) -> ContextManager[None]:
-        """Replace the weights of a component in the `with` block: asleep, what is written comes with `wake`."""
+    def rewriting(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Replace the weights of a component in the `with` block: asleep,
+        what is written comes with `wake`.
+        """
         return self._pinned.rewriting(list(module.parameters()))
 
     def _held(self) -> tuple[int, int]:

@@ -18,7 +18,10 @@ from omnirl_hpc.errors import ConfigError
 
 OLDEST, NEWEST = (0, 26), (0, 30)
 SUPPORTED = "0.26 to 0.30"
-INSTALL = "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: pip install -c constraints/cuda.txt '.[gpu]'"
+INSTALL = (
+    "on a machine without a GPU: make install ENGINE=vllm_omni; on a CUDA machine: "
+    "pip install -c constraints/cuda.txt '.[gpu]'"
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,14 @@ class Versions:
             return f"rollout.engine=vllm_omni needs {missing}, missing here ({INSTALL})"
         if minor(self.vllm) != minor(self.vllm_omni):
             return (
-                f"vllm-omni {self.vllm_omni} belongs with the same minor version of vllm, but {self.package} {self.vllm} is "
-                f"installed ({INSTALL})"
+                f"vllm-omni {self.vllm_omni} belongs with the same minor version of vllm, but {self.package} "
+                f"{self.vllm} is installed ({INSTALL})"
             )
         if not OLDEST <= minor(self.vllm_omni) <= NEWEST:
-            return f"vllm-omni {self.vllm_omni} is not supported: rollout.engine=vllm_omni runs on {SUPPORTED} ({INSTALL})"
+            return (
+                f"vllm-omni {self.vllm_omni} is not supported: rollout.engine=vllm_omni runs on {SUPPORTED} "
+                f"({INSTALL})"
+            )
         return None
 
     def __str__(self) -> str:

@@ -1,4 +1,6 @@
-"""What the facts of several nodes mean. Facts are made by hand: two nodes with two ranks and two GPUs each."""
+"""What the facts of several nodes mean. Facts are made by hand: two nodes with two ranks and two GPUs
+each.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,10 @@ def test_other_gpus_and_uneven_nodes_are_warnings(verdict):
 
 def test_other_packages_on_a_node(verdict):
     other = replace(NODE, packages={"torch": "2.11.0", "peft": "0.21.2", "vllm": "0.30.0"})
-    expected = "rank 2 on node1 has torch 2.11.0, vllm 0.30.0, rank 0 on node0 has torch 2.13.0, no vllm: install the same"
+    expected = (
+        "rank 2 on node1 has torch 2.11.0, vllm 0.30.0, rank 0 on node0 has torch 2.13.0, no vllm: "
+        "install the same"
+    )
     one_failure(verdict("packages", {2: rank(2, node=other)}), expected)
 
 
@@ -130,7 +135,10 @@ def test_host_memory_is_counted_by_node(verdict):
         verdict("host memory", {}, needs)[0].text
         == "64.0 GiB free on the fullest node (at least 60.0 GiB are needed)"
     )
-    short = "rank 2 on node1: the job may take 50.0 GiB more, 2 rank(s) with residency=swap need at least 60.0 GiB"
+    short = (
+        "rank 2 on node1: the job may take 50.0 GiB more, 2 rank(s) with residency=swap "
+        "need at least 60.0 GiB"
+    )
     limited = replace(NODE, memory_allowed=50 * GIB)
     one_failure(verdict("host memory", {2: rank(2, node=limited)}, needs), short, "residency=resident")
     (estimate,) = verdict("host memory", {2: rank(2, node=replace(NODE, memory_available=50 * GIB))}, needs)

@@ -39,7 +39,9 @@ def test_without_limits(tmp_path):
 
 
 def test_the_job_has_less_than_the_node(tmp_path):
-    """The step has no limit of its own, the job 1000 MiB, of which 300 are used and 100 of these are cache."""
+    """The step has no limit of its own, the job 1000 MiB, of which 300 are used and 100 of these are
+    cache.
+    """
     top = "sys/fs/cgroup/slurm/job_7"
     files = (
         machine("0::/slurm/job_7/step_0\n")

@@ -60,5 +60,5 @@ def test_qwen_images_own_targets_are_found():
             shapes |= {f"{block.format(i)}.{stream}.{name}.weight": shape for name, shape in mlp.items()}
         shapes[f"{block.format(i)}.img_mod.1.weight"] = (6 * width, width)  # no target
     config = load_config(["run_dir=-", "model.path=-", "data.prompts=-", "checkpoint.keep=1"]).config
-    needs = least_needs(config, shapes, QwenImage.lora_targets, world_size=1)
+    needs = least_needs(config, shapes, QwenImage.spec.lora_targets, world_size=1)
     assert needs.disk == 2 * 3 * 4 * 60 * 64 * (8 * 2 * width + 2 * 2 * 5 * width)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from diffusers import QwenImagePipeline
 
-from omnirl_hpc.models.qwen_image.tiny import write_tiny_qwen_image
+from omnirl_hpc.models.qwen_image.tiny import write_tiny
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -17,7 +17,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_same_seed_writes_the_same_bytes(tiny_model, tmp_path):
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    write_tiny_qwen_image(tmp_path / "again", seed=0)
+    write_tiny(tmp_path / "again", seed=0)
     assert torch.equal(torch.get_rng_state(), state)
     first, again = contents(tiny_model), contents(tmp_path / "again")
     assert first.keys() == again.keys()
@@ -26,7 +26,7 @@ def test_same_seed_writes_the_same_bytes(tiny_model, tmp_path):
 
 
 def test_other_seed_writes_other_weights(tiny_model, tmp_path):
-    write_tiny_qwen_image(tmp_path / "other", seed=1)
+    write_tiny(tmp_path / "other", seed=1)
     first, other = contents(tiny_model), contents(tmp_path / "other")
     weights = {name for name in first if name.endswith(".safetensors")}
     assert {name.split("/")[0] for name in weights} == {"text_encoder", "transformer", "vae"}

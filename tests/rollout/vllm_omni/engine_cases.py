@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import OmniRLError
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -25,13 +26,16 @@ from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.engine import RolloutEngine, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import TORCH_SETTINGS
 from omnirl_hpc.sampling.noise import standard_normal
-from omnirl_hpc.sampling.trajectories import Trajectories
+from omnirl_hpc.sampling.samples import SampleIdentity, Samples
+from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sampling.windows import Window
 from omnirl_hpc.sync import deliver_lora
 from tests.helpers import CPU, make_config
 
-PROMPTS = ("a red cat", "two very blue dogs under a tree")  # of unequal lengths
-FIELDS = ("latents", "log_probs", "sigmas", "timesteps", "images", "group", "sample", "noise_hash", "version")
+PROMPTS = tuple(  # of unequal lengths
+    Prompt(str(i), text) for i, text in enumerate(("a red cat", "two very blue dogs under a tree"))
+)
+NEGATIVE = Prompt("", " ")
 
 
 class Bench:
@@ -40,14 +44,11 @@ class Bench:
     def __init__(self, model: Path, prompts: Path, out: Path) -> None:
         self.paths = model, prompts, out
         self.diffusers = self.engine(rollout="diffusers")
-        negative = self.diffusers.encode(" ")
+        negative = self.diffusers.encode(NEGATIVE)
         self.requests = [
             SampleRequest(
-                0,
-                0,
+                SampleIdentity(0, 0, prompt.id, sample),
                 group,
-                str(group),
-                sample,
                 Window(sample % 2, 2),
                 self.diffusers.encode(prompt),
                 negative,
@@ -76,22 +77,40 @@ class Bench:
         slots = lora_parameters(self.diffusers._pipeline.transformer)
         return {name: 0.2 * standard_normal(slot.shape, seed, name) for name, slot in slots.items()}
 
-    def generate(self, engine: RolloutEngine, requests: list[SampleRequest] | None = None) -> Trajectories:
-        return torch.cat(list(engine.generate(self.requests if requests is None else requests)))
+    def generate(self, engine: RolloutEngine, requests: list[SampleRequest] | None = None) -> Samples:
+        return Samples.cat(list(engine.generate(self.requests if requests is None else requests)))
 
-    def reference(self, seed: int) -> Trajectories:
+    def reference(self, seed: int) -> Samples:
         """diffusers with PEFT."""
         deliver_lora(self.diffusers, self.adapter(seed), version=seed)
         return self.generate(self.diffusers)
 
 
-def equal(one: Trajectories, other: Trajectories) -> bool:
-    return all(torch.equal(getattr(one, field), getattr(other, field)) for field in FIELDS)
+def tensors(made: Samples) -> dict[str, Tensor]:
+    """Everything that is generated."""
+    return {
+        "latents": made.trajectory.latents[LATENTS],
+        "log_probs": made.trajectory.log_probs,
+        "sigmas": made.trajectory.sigmas[LATENTS],
+        "timesteps": made.trajectory.timesteps[LATENTS],
+        "clean": made.clean[LATENTS],
+        "frames": made.media.frames,
+        "group": made.group,
+        "sample": made.sample,
+        "noise_hash": made.noise_hash,
+        "version": made.version,
+    }
 
 
-def distance(one: Trajectories, other: Trajectories) -> float:
+def equal(one: Samples, other: Samples) -> bool:
+    others = tensors(other)
+    return all(torch.equal(tensor, others[name]) for name, tensor in tensors(one).items())
+
+
+def distance(one: Samples, other: Samples) -> float:
     """The largest difference of latents and log-probabilities."""
-    return max(float((getattr(one, f) - getattr(other, f)).abs().max()) for f in ("latents", "log_probs"))
+    first, second = tensors(one), tensors(other)
+    return max(float((first[name] - second[name]).abs().max()) for name in ("latents", "log_probs"))
 
 
 def error_of(function: Any, *args: Any) -> str:
@@ -121,14 +140,17 @@ def alone(model: Path, prompts: Path, out: Path) -> dict[str, Any]:
         "changed": changed,
         "process is as it was": process_state() == process,
         "embeddings equal": all(
-            torch.equal(engine.encode(p), bench.diffusers.encode(p)) for p in (*PROMPTS, " ")
+            torch.equal(engine.encode(p)["embeds"], bench.diffusers.encode(p)["embeds"])
+            for p in (*PROMPTS, NEGATIVE)
         ),
         "base equal": equal(bench.generate(engine), bench.generate(bench.diffusers)),
     }
     base = bench.generate(engine)
     alone = [bench.generate(engine, [request]) for request in bench.requests]
-    found["alone and in a batch"] = distance(torch.cat(alone), base)
-    found["base requires grad"] = (base.latents * torch.ones((), requires_grad=True)).requires_grad
+    found["alone and in a batch"] = distance(Samples.cat(alone), base)
+    found["base requires grad"] = (
+        base.trajectory.latents[LATENTS] * torch.ones((), requires_grad=True)
+    ).requires_grad
 
     found |= {f"adapter {key}": value for key, value in _with_lora(bench, engine).items()}
     engine.close()
@@ -152,7 +174,7 @@ def _with_lora(bench: Bench, engine: RolloutEngine) -> dict[str, Any]:
     engine.sleep()
     found["asleep"] = [
         error_of(bench.generate, engine),
-        error_of(engine.encode, "a cat"),
+        error_of(engine.encode, PROMPTS[0]),
         error_of(engine.load_lora, first, 3),
         error_of(engine.sleep),
     ]
@@ -190,8 +212,8 @@ def parallel(model: Path, prompts: Path, out: Path, settings: list[dict[str, Any
         made = bench.generate(engine)
         found |= {
             "lora distance": distance(made, references[1]),
-            "latents": made.latents,
-            "log_probs": made.log_probs,
+            "latents": made.trajectory.latents[LATENTS],
+            "log_probs": made.trajectory.log_probs,
         }
         engine.sleep()
         engine.wake()

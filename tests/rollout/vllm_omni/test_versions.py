@@ -33,7 +33,10 @@ def test_refused_pairs_name_the_cure(pair, words: str):
 
 
 def test_versions_are_checked_before_torch_is_imported():
-    program = "import sys; from omnirl_hpc.rollout.vllm_omni import versions; versions.installed(); print('torch' in sys.modules)"
+    program = (
+        "import sys; from omnirl_hpc.rollout.vllm_omni import versions; versions.installed(); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

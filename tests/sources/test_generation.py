@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from omnirl_hpc.layout import Layout
-from omnirl_hpc.roll_out import roll_out
+from omnirl_hpc.sampling import samples
+from omnirl_hpc.sampling.samples import Media
+from omnirl_hpc.sources.generation import Generation
 from tests.helpers import go_on
 
 
@@ -17,11 +19,11 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
     """Each sample goes to one of them, and all have the same number, wherever micro-batches end."""
 
     class Samples:
-        """As much of Trajectories as roll_out looks at."""
+        """As much of Samples as `roll_out` looks at."""
 
         def __init__(self, numbers):
             self.group = torch.tensor(numbers)
-            self.images = torch.zeros(len(numbers), 3, 2, 2, dtype=torch.uint8)
+            self.media = Media(torch.zeros(len(numbers), 1, 3, 2, 2, dtype=torch.uint8))
 
         def __len__(self):
             return len(self.group)
@@ -36,8 +38,12 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
         engine = SimpleNamespace(generate=lambda requests, num_steps: made)
         rewards = SimpleNamespace(submit=lambda batch: scored.extend(batch.prompts))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "cat", lambda batches: [n for b in batches for n in b.group.tolist()])
-            kept = roll_out(engine, rewards, layout, [], [SimpleNamespace(prompt=n) for n in range(8)], go_on)
+            patch.setattr(
+                samples.Samples, "cat", lambda batches: [n for b in batches for n in b.group.tolist()]
+            )
+            generation = Generation.__new__(Generation)
+            generation.engine, generation._rewards, generation._layout = engine, rewards, layout
+            kept = generation.roll_out([], [SimpleNamespace(prompt=n) for n in range(8)], go_on)
         assert scored == kept  # each rank scores what it trains
         return kept
 

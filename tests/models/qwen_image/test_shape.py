@@ -1,4 +1,6 @@
-"""The shape of Qwen-Image is that of its models. Expected values: the models, and shared/reference/field.md."""
+"""The shape of Qwen-Image is that of its models. Expected values: the models, and
+shared/reference/field.md.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,8 @@ from omnirl_hpc.config.schema import LoraConfig, ModelConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.models.lora import add_lora, lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
-from omnirl_hpc.planning.qwen_image import (
-    PUBLISHED,
-    PUBLISHED_TEXT_ENCODER,
-    PUBLISHED_VAE,
-    QwenImageShape,
-    count_parameters,
-)
+from omnirl_hpc.models.qwen_image.shape import LORA_TARGETS, PUBLISHED, PUBLISHED_PARTS, QwenImageShape
+from omnirl_hpc.models.shape import count_parameters
 
 # Qwen/Qwen2.5-VL-7B-Instruct's config.json, as far as it decides the number of parameters
 TEXT = {
@@ -66,11 +63,11 @@ def transformer(tiny_model) -> nn.Module:
 def test_published_parts():
     with torch.device("meta"):
         assert published().transformer_parameters == size(QwenImageTransformer2DModel())
-        assert PUBLISHED_VAE == size(AutoencoderKLQwenImage())
+        assert PUBLISHED_PARTS["vae"] == size(AutoencoderKLQwenImage())
         text_encoder = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(text_config=TEXT, vision_config=VISION, tie_word_embeddings=False)
         )
-    assert PUBLISHED_TEXT_ENCODER == size(text_encoder)
+    assert PUBLISHED_PARTS["text_encoder"] == size(text_encoder)
 
 
 def test_published_transformer_is_diffusers_default():
@@ -81,8 +78,8 @@ def test_published_transformer_is_diffusers_default():
 def test_parts_of_a_checkpoint(tiny, tiny_model, transformer):
     pipeline = QwenImage(ModelConfig(path=str(tiny_model))).load_pipeline(torch.float32)
     assert tiny.transformer_parameters == size(transformer)
-    assert tiny.text_encoder_parameters == size(pipeline.text_encoder)
-    assert tiny.vae_parameters == size(pipeline.vae)
+    assert tiny.other_parameters["text_encoder"] == size(pipeline.text_encoder)
+    assert tiny.other_parameters["vae"] == size(pipeline.vae)
     assert tiny.block_parameters == size(transformer.transformer_blocks[0])
     modulation = [block.img_mod for block in transformer.transformer_blocks] + [
         b.txt_mod for b in transformer.transformer_blocks
@@ -93,7 +90,7 @@ def test_parts_of_a_checkpoint(tiny, tiny_model, transformer):
 
 @pytest.mark.parametrize("targets", [None, ["to_q", "to_out.0"], ["txt_mlp.net.2", "img_mod.1"]])
 def test_lora_is_what_peft_makes(tiny, transformer, targets):
-    add_lora(transformer, LoraConfig(rank=4), targets or QwenImage.lora_targets, torch.float32, seed=0)
+    add_lora(transformer, LoraConfig(rank=4), targets or LORA_TARGETS, torch.float32, seed=0)
     made = lora_parameters(transformer)
     assert tiny.lora_parameters(4, targets) == sum(parameter.numel() for parameter in made.values())
     assert tiny.lora_layers(targets) * tiny.layers == len(made) / 2

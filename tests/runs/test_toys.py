@@ -1,0 +1,36 @@
+"""A family and a reward from outside of the package, each in one file, in a run on two ranks."""
+
+from __future__ import annotations
+
+import wave
+
+import pytest
+from PIL import Image
+
+from tests.runs.program import Program, compare, lines
+from tests.toy_family import FRAMES, write_toy
+
+pytestmark = pytest.mark.slow
+
+TOYS = ("model=tests.toy_family:Toy", "reward=tests.toy_reward:QuietAndDark", "determinism=strict")
+
+
+def test_a_video_with_its_sound_is_trained(tiny_prompts, tmp_path):
+    """Both streams are learned from, engine and actor agree to the bit, samples can be watched and heard, and
+    the run can be made again.
+    """
+    write_toy(tmp_path / "model")
+    program = Program(tmp_path / "model", tiny_prompts, tmp_path)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run in (first, second):
+        program.finish(run, *TOYS, "steps=2", "algorithm.kl_coef=0.1")
+    code, said = compare(first, second)
+    assert code == 0, said
+    steps = lines(first / "metrics.jsonl")
+    assert [step["ratio/first_update_max_abs_log"] for step in steps] == [0, 0]
+    assert {step["sync/bound"] for step in steps} == {4}  # two layers in two blocks
+    assert all(step["grad_norm"] > 0 and step["reward/std"] > 0 for step in steps)
+    sample = first / "samples" / lines(first / "samples" / "index.jsonl")[0]["file"]
+    with Image.open(sample) as video, wave.open(str(sample.with_suffix(".wav"))) as sound:
+        assert video.n_frames == FRAMES and video.size == (16, 16)
+        assert sound.getframerate() == 8000 and sound.getnframes() == 40
