@@ -152,8 +152,8 @@ def rewards_get_what_they_need(config: Config, world_size: int) -> None:
         for need in find_class("reward", part.name).needs:
             require(
                 need in spec.makes,
-                f"reward.parts.{name}.name={part.name} needs {need}, "
-                f"and model.family={config.model.family} makes {' and '.join(spec.makes)}",
+                f"reward.parts.{name}.name={part.name} needs {need}, and model.family={config.model.family} "
+                f"makes {' and '.join(spec.makes)}",
             )
 
 

@@ -221,7 +221,7 @@ def test_help_of_train_says_where_settings_are(train):
     for result in (omnirl("train", "--help"), train("--help")):
         assert result.returncode == 0 and "TORCH False" in result.stdout
         assert (
-            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_glyph | flowgrpo_qwen_image | "
+            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_glyph | flowgrpo_qwen_image | flowgrpo_sd3_5 | "
             "flowgrpo_tiny | none" in result.stdout
         )
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout

@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 from benchmarks.pretrain_glyph import probe
 from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.data.glyph_words import HELD_OUT, PROMPT, TRAINING
-from omnirl_hpc.models.qwen_image.family import DTYPE, PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
+from omnirl_hpc.models.family import DTYPE
+from omnirl_hpc.models.qwen_image.family import PROMPT_TEMPLATE, TEMPLATE_START, QwenImage
 from omnirl_hpc.models.qwen_image.glyph import (
     WEIGHTS,
     WORDS,
