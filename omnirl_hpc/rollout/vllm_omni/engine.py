@@ -55,7 +55,6 @@ class VllmOmniEngine:
         self._driver = cast(VllmOmniDriver, family.driver("vllm_omni"))
         self._worker = make_worker(config, self._driver, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
-        self._pipeline.set_progress_bar_config(disable=True)
         self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
         self._driver.attach(self._pipeline, self._recorder)
         self._weights: SleepingWeights | None = None
