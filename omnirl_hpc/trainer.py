@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from omnirl_hpc.actor import make_actor
 from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
 from omnirl_hpc.algorithms import make_algorithm
+from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm
 from omnirl_hpc.checkpoints.checkpointer import Checkpointer
 from omnirl_hpc.checkpoints.run_state import RunState
 from omnirl_hpc.checks.data import check_prompt_lengths
@@ -31,7 +33,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer, StepClock
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.policies import CURRENT, EMA, label
-from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, Tenant
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sources import make_generation, make_source
 
@@ -68,7 +70,10 @@ class Trainer:
         self.source = make_source(
             config, family, layout, device, self.algorithm, self.generation, timer, self.hashes, run
         )
-        sides = {ROLLOUT: [*self.generation.tenants, *self.source.tenants], ACTOR: [self.actor]}
+        sides: dict[str, list[Tenant]] = {
+            ROLLOUT: [*self.generation.tenants, *self.source.tenants],
+            ACTOR: [self.actor],
+        }
         self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = self.generation.make_sync(self.actor)
         for part, network in (*self.generation.networks.items(), ("actor", self.actor.transformer)):
@@ -113,8 +118,9 @@ class Trainer:
         points = [self.algorithm.points_of(update, self.source.schedules) for update in updates]
 
         self.residency.give_to(ACTOR)
-        old = [None] * len(points)
+        old: list[list[Tensor] | None] = [None] * len(points)
         if self.algorithm.recomputes_old_log_prob:
+            assert isinstance(self.algorithm, LikelihoodAlgorithm)
             with self.timer.phase("old_log_prob"):
                 for i, later in enumerate(points[1:], start=1):
                     old[i] = recompute_old_log_probs(
@@ -170,6 +176,7 @@ class Trainer:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """The base model and all policies side by side; what samples ends with the policy that it had."""
+        assert self.evaluator is not None
         self.residency.give_to(ACTOR)
         policies = self.evaluator.collect(self.actor, last=self.algorithm.sampler)
         self.residency.give_to(ROLLOUT)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from diffusers import attention_backend
-from torch import nn
+from diffusers import ModelMixin, attention_backend
 
 from omnirl_hpc.errors import ConfigError
 
@@ -18,7 +17,7 @@ BACKENDS = {
 }
 
 
-def set_attention(transformer: nn.Module, name: str, device: torch.device) -> None:
+def set_attention(transformer: ModelMixin, name: str, device: torch.device) -> None:
     """Make the transformer use a kernel. Raises ConfigError where it is not to be had: another one is never
     taken instead.
     """

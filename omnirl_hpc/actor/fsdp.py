@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
 from omnirl_hpc.sampling.streams import Streams
 
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
 
 class FSDPActor:
     """See Actor."""
@@ -51,7 +54,7 @@ class FSDPActor:
         self._numerics = actor_numerics(config)
         self._trained = what_is_trained(config, family)
         self.adapter_config = self._trained.adapter_config
-        transformer = family.empty_transformer(self._trained.base_dtype)
+        transformer: ModelMixin = family.empty_transformer(self._trained.base_dtype)
         self._trained.attach(transformer)
         set_attention(transformer, config.actor.attention, device)
         if config.actor.activation_checkpointing:
@@ -73,7 +76,11 @@ class FSDPActor:
         self._stored = {policy: self._copy() for policy in stored}  # fp32, sharded like the parameters
         self.policies = (*stored, CURRENT)
         self._pinned = PinnedTensors()
-        changing = (self._parameters, self.optimizer_state(), *self._stored.values())
+        changing: list[Mapping[str, Tensor]] = [
+            self._parameters,
+            self.optimizer_state(),
+            *self._stored.values(),
+        ]
         self._pinned.add((local(t) for tensors in changing for t in tensors.values()), frozen=False)
         self._pinned.add(
             (local(t) for t in [*self._transformer.parameters(), *self._transformer.buffers()]), frozen=True
@@ -114,13 +121,11 @@ class FSDPActor:
 
     def apply_gradients(self) -> tuple[float, float]:
         self._require_awake()
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._parameters.values(), self._config.actor.optimizer.max_grad_norm
-        )
-        norm = float(norm.full_tensor())
+        limit = self._config.actor.optimizer.max_grad_norm
+        norm = float(_full(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)))
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient norm is {norm}: the update was not applied")
-        lr = self._scheduler.get_last_lr()[0]
+        lr = float(self._scheduler.get_last_lr()[0])
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
@@ -130,7 +135,7 @@ class FSDPActor:
         self, policy: str = CURRENT, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._tensors(policy).items():
-            yield name, tensor.detach().to(dtype or tensor.dtype).full_tensor()
+            yield name, _full(tensor.detach().to(dtype or tensor.dtype))
 
     def load(self, policy: str, state: Mapping[str, Tensor]) -> None:
         _load(self._tensors(policy), state)
@@ -146,7 +151,7 @@ class FSDPActor:
                 local(tensor).lerp_(value, 1 - blend.decay)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p.grad.full_tensor()) for name, p in self._parameters.items() if p.grad is not None)
+        return ((name, _full(p.grad)) for name, p in self._parameters.items() if p.grad is not None)
 
     def full_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         self._require_awake()
@@ -247,7 +252,7 @@ def _in_dtype(conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str,
     }
 
 
-def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
+def _load(sharded: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Full tensors into sharded ones, in place."""
     if state.keys() != sharded.keys():
         raise CheckpointError(
@@ -262,8 +267,9 @@ def _load(sharded: Mapping[str, DTensor], state: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def _fill(sharded: DTensor, value: Tensor) -> None:
+def _fill(sharded: Tensor, value: Tensor) -> None:
     """A full tensor, the same on every rank, into a sharded one."""
+    assert isinstance(sharded, DTensor)
     full = value.to(sharded.device, sharded.dtype)
     sharded.copy_(distribute_tensor(full, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
@@ -277,6 +283,12 @@ def _difference(given: Iterable[str], expected: Iterable[str]) -> str:
     return f"missing {sorted(expected - given)[:3]}, unknown {sorted(given - expected)[:3]}"
 
 
+def _full(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor. Collective."""
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor()
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -284,7 +296,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def shard(
     transformer: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype
-) -> FSDPModule:
+) -> nn.Module:
     """Shard each of the blocks, then the rest, over the mesh's `shard` axis; moves them to the mesh's
     device.
 
@@ -293,7 +305,7 @@ def shard(
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in [*blocks, transformer]:
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one
     return transformer

@@ -5,6 +5,7 @@ after the other.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -36,7 +37,8 @@ def fill_from_files(transformer: nn.Module, folder: Path, device: torch.device) 
         found = reader.read_metadata().state_dict_metadata
     except (OSError, SafetensorError) as error:
         raise DataError(f"the weights in {folder} cannot be read: {error}") from None
-    _require_same(wanted, found, folder)
+    # *.safetensors hold nothing but tensors
+    _require_same(wanted, cast("dict[str, TensorStorageMetadata]", found), folder)
     with reading(f"the weights in {folder}", DataError):
         dcp.load(wanted, storage_reader=reader, no_dist=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters, peft_config
 
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
 
 class Trained(ABC):
     """How the trained part is made, named and left out."""
@@ -23,7 +26,7 @@ class Trained(ABC):
     adapter_config: dict[str, Any] | None  # PEFT's settings of the adapter; None: there is none
 
     @abstractmethod
-    def attach(self, transformer: nn.Module) -> None:
+    def attach(self, transformer: ModelMixin) -> None:
         """Say what has gradients; the parameters are on the meta device and get their values later."""
 
     @abstractmethod
@@ -36,7 +39,7 @@ class Trained(ABC):
 
     @abstractmethod
     @contextmanager
-    def left_out(self, transformer: nn.Module) -> Iterator[None]:
+    def left_out(self, transformer: ModelMixin) -> Iterator[None]:
         """The model as it was before training, for the length of a `with` block."""
 
 
@@ -49,7 +52,7 @@ class TrainedAdapter(Trained):
         self.base_dtype = getattr(torch, config.dtype)
         self.adapter_config = peft_config(config.lora, self._targets)
 
-    def attach(self, transformer: nn.Module) -> None:
+    def attach(self, transformer: ModelMixin) -> None:
         attach_lora(transformer, self._config, self._targets, getattr(torch, self._config.dtype))
 
     def parameters(self, transformer: nn.Module) -> dict[str, nn.Parameter]:
@@ -60,7 +63,7 @@ class TrainedAdapter(Trained):
             yield name, initial_value(name, parameter.shape, self._config.rank, self._seed)
 
     @contextmanager
-    def left_out(self, transformer: nn.Module) -> Iterator[None]:
+    def left_out(self, transformer: ModelMixin) -> Iterator[None]:
         transformer.disable_adapters()
         try:
             yield
@@ -74,7 +77,7 @@ class TrainedWeights(Trained):
     base_dtype = torch.float32
     adapter_config = None
 
-    def attach(self, transformer: nn.Module) -> None:
+    def attach(self, transformer: ModelMixin) -> None:
         transformer.requires_grad_(True)
 
     def parameters(self, transformer: nn.Module) -> dict[str, nn.Parameter]:
@@ -84,7 +87,7 @@ class TrainedWeights(Trained):
         return iter(())
 
     @contextmanager
-    def left_out(self, transformer: nn.Module) -> Iterator[None]:
+    def left_out(self, transformer: ModelMixin) -> Iterator[None]:
         raise ConfigError(
             "the algorithm needs the reference, the model without its adapter: set actor.train=lora"
         )

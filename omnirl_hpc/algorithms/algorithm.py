@@ -106,7 +106,7 @@ class Algorithm(ABC, Generic[Point]):
         schedules: of each stream, as the engine samples with them.
         """
 
-    def points_of(self, update: Iterable[Batch], schedules: Mapping[str, Schedule]) -> Points:
+    def points_of(self, update: Iterable[Batch], schedules: Mapping[str, Schedule]) -> Points[Point]:
         """The training points of one optimizer update, given by its micro-batches."""
         return Points(self, update, schedules)
 
@@ -127,14 +127,14 @@ class Algorithm(ABC, Generic[Point]):
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(Generic[Point]):
     """Made one by one while they are iterated over, which may be done more than once."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm[Point]
     update: Iterable[Batch]
     schedules: Mapping[str, Schedule]
 
-    def __iter__(self) -> Iterator[TrainingPoint]:
+    def __iter__(self) -> Iterator[Point]:
         for micro_batch in self.update:
             yield from self.algorithm.training_points(micro_batch, self.schedules)
 

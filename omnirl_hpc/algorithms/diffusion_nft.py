@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from omnirl_hpc.config.schema import AlgorithmConfig, Config
 from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.policies import CURRENT, OLD, REFERENCE, Blend
 from omnirl_hpc.sampling.noise import TRAINING_TIMESTEP, permutation
-from omnirl_hpc.sampling.samples import stack_conditions
+from omnirl_hpc.sampling.samples import Samples, stack_conditions
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, map_streams
 
@@ -112,7 +112,7 @@ class DiffusionNFT(Algorithm):
 
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[NoisedPoint]:
         """At some of the sampler's timesteps, in an order of each sample's own, with fresh noise at each."""
-        samples, device = batch.units, batch.weights.device
+        samples, device = cast(Samples, batch.units), batch.weights.device
         num_steps = next(iter(schedules.values())).num_steps
         orders = [permutation(num_steps, *who.address(TRAINING_TIMESTEP)) for who in samples.identity]
         conditions = stack_conditions(samples.conditions)

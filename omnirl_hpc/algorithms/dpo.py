@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from omnirl_hpc.algorithms.algorithm import (
     weighted_sum,
 )
 from omnirl_hpc.algorithms.forward_process import mean_square, noised, training_noise
-from omnirl_hpc.algorithms.units import Batch
+from omnirl_hpc.algorithms.units import Batch, Pairs
 from omnirl_hpc.config.schema import AlgorithmConfig
 from omnirl_hpc.errors import require
 from omnirl_hpc.policies import CURRENT, REFERENCE
@@ -64,7 +65,7 @@ class DPO(Algorithm):
     points_per_unit = 1
 
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[PairPoint]:
-        pairs = batch.units
+        pairs = cast(Pairs, batch.units)
         sigma = torch.cat(
             [torch.sigmoid(standard_normal((1,), *who.address(TRAINING_TIMESTEP))) for who in pairs.identity]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, cast
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config
 from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.policies import CURRENT, REFERENCE
-from omnirl_hpc.sampling.samples import stack_conditions
+from omnirl_hpc.sampling.samples import Samples, Trajectory, stack_conditions
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, map_streams, mean_over_streams
 from omnirl_hpc.sampling.transitions import Transition, transition
@@ -90,7 +90,8 @@ class FlowGRPO(LikelihoodAlgorithm[TransitionPoint]):
         return advantages(rewards, groups, std=self.settings.advantage_std, mask=mask).clamp(-clip, clip)
 
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[TransitionPoint]:
-        samples, made = batch.units, batch.units.trajectory
+        samples = cast(Samples, batch.units)
+        made = cast(Trajectory, samples.trajectory)
         steps = made.log_probs.shape[1]
         conditions = stack_conditions(samples.conditions)
         negative = None if samples.negative is None else stack_conditions(samples.negative)
@@ -154,7 +155,8 @@ def _at(streams: Streams, place: int) -> Streams:
 
 
 def _log_prob(point: TransitionPoint, steps: dict[str, Transition]) -> Tensor:
-    return mean_over_streams({name: step.log_prob for name, step in steps.items()}, point.latents)
+    log_probs = {name: cast(Tensor, step.log_prob) for name, step in steps.items()}  # no ODE step among them
+    return mean_over_streams(log_probs, point.latents)
 
 
 def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def describe_vllm_omni(found: versions.Versions) -> str:
 
 def warnings(installed: dict[str, str | None], found: versions.Versions) -> list[str]:
     """Packages of another version than vllm-omni was released with. They may work; nobody has tried."""
-    if found.problem():
+    if found.vllm_omni is None or found.problem():
         return []
     expected = GOES_WITH.get(versions.minor(found.vllm_omni), {})
     return [

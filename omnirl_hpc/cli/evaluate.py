@@ -146,7 +146,7 @@ def as_rank_0_found(step: int, adapters: dict[str, Path]) -> tuple[int, dict[str
     """One checkpoint for all ranks: the run may have written another one while they looked. Collective."""
     import torch.distributed as dist
 
-    found = [step, adapters]
+    found: list[Any] = [step, adapters]
     dist.broadcast_object_list(found, src=0)
     return found[0], found[1]
 

@@ -109,6 +109,7 @@ def fetch(repo: str, folder: Path, patterns: Sequence[str] | None = None) -> str
         raise FetchError(
             f"{repo} could not be fetched into {folder}: {_line(error)}; the same command goes on"
         ) from None
+    assert commit is not None  # of a repository that was found
     return commit
 
 

@@ -111,7 +111,7 @@ def check_table(file: Path, overrides: Sequence[str] = ()) -> None:
     from omnirl_hpc.checks.data import demands, find_faults, length_demand
     from omnirl_hpc.checks.node_rules import model_is_supported
     from omnirl_hpc.config.load import NO_PATHS, load_config
-    from omnirl_hpc.data.prompts import PromptTable
+    from omnirl_hpc.data.prompts import Prompt, PromptTable
     from omnirl_hpc.rewards.reward import metadata_columns
 
     config = load_config([*NO_PATHS, *overrides], unused=("algorithm",)).config
@@ -128,7 +128,11 @@ def check_table(file: Path, overrides: Sequence[str] = ()) -> None:
         raise DataError(f"{count} of {len(table)} rows of {file} cannot be used")
     longest = ""
     if family is not None:
-        tokens = (family.count_text_tokens(prompt.prompt) for _, prompt in table.scan())
+        tokens = (
+            family.count_text_tokens(prompt.prompt)
+            for _, prompt in table.scan()
+            if isinstance(prompt, Prompt)
+        )
         longest = f"; the longest has {max(tokens)} tokens"
     print(f"{file}: {len(table)} prompts, all usable{longest}")
 

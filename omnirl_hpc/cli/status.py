@@ -47,7 +47,7 @@ def describe(records: RunRecords) -> dict[str, str]:
 
 def describe_checkpoint(folder: Path) -> str:
     """The newest that looks whole, and what is wrong with newer ones."""
-    faults = []
+    faults: list[str] = []
     for step in reversed(steps_in(folder)):
         path = checkpoint_path(folder, step)
         fault = find_fault(path, quickly=True)

@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> None:
         print(USAGE + "\n".join(f"  {field.name}={field.default}" for field in fields(Request)))
         return
     dry_run = "--dry-run" in arguments
-    request, overrides = split(argument for argument in arguments if argument != "--dry-run")
+    request, overrides = split([argument for argument in arguments if argument != "--dry-run"])
     script = render(request, overrides)
     if dry_run:
         print(script, end="")

@@ -10,6 +10,7 @@ import sys
 import traceback
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 from omnirl_hpc.config.schema import AlgorithmConfig, RewardPartConfig
 from omnirl_hpc.errors import ConfigError
@@ -51,7 +52,7 @@ def built_in(group: str) -> list[str]:
     return sorted(file.stem for file in (config_dir() / group).glob("*.yaml"))
 
 
-def find_class(group: str, name: str) -> type:
+def find_class(group: str, name: str) -> type[Any]:
     """The class behind a name in a group of settings: a short name of ours, or module:Class.
 
     A short name is that of a file, which holds one class of its group. Modules of a user's own are found
@@ -66,9 +67,10 @@ def find_class(group: str, name: str) -> type:
                 f"{group}={name}: a class of your own is written as module:Class, "
                 "such as my_package.my_module:MyClass"
             )
-        found = getattr(_import(group, name, module_name), class_name, None)
-        if not inspect.isclass(found):
+        attribute = getattr(_import(group, name, module_name), class_name, None)
+        if not inspect.isclass(attribute):
             raise ConfigError(f"{group}={name}: the module {module_name} has no class {class_name}")
+        found: type[Any] = attribute
     else:
         found = _class_in_file(group, name)
     bases = _names_of_bases(found)
@@ -93,7 +95,7 @@ def find_class(group: str, name: str) -> type:
 def settings_class(group: str, name: str) -> type:
     """The dataclass of settings of an algorithm or a reward: the attribute `Settings` of its class."""
     found, base = find_class(group, name).Settings, BASE_SETTINGS[group]
-    if not (is_dataclass(found) and issubclass(found, base)):
+    if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
             f"{group}={name}: its Settings must be a dataclass that derives from "
             f"{base.__module__}.{base.__name__}"
@@ -101,7 +103,7 @@ def settings_class(group: str, name: str) -> type:
     return found
 
 
-def _class_in_file(group: str, name: str) -> type:
+def _class_in_file(group: str, name: str) -> type[Any]:
     if name not in built_in(group):
         raise ConfigError(
             f"{group}={name} is not known; it must be one of: {', '.join(built_in(group))}, "

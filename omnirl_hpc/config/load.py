@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -81,7 +81,7 @@ def load_run_config(file: Path, overrides: Sequence[str], unused: Sequence[str] 
     made its choices, and where a class of the user's own would come out of the run's folder.
     """
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(file))
+        saved: Any = OmegaConf.to_container(OmegaConf.load(file))
         named = [saved["algorithm"], *saved["reward"]["parts"].values()]
         if not all("name" in settings for settings in named):
             raise KeyError("name")
@@ -136,7 +136,7 @@ def _load(name: str, overrides: Sequence[str], unused: Sequence[str]) -> LoadedC
         composed.reward.parts[part] = _typed("reward", node, f"reward.parts.{part}", unused)
     _refuse_added_keys(composed)
     try:
-        config = OmegaConf.to_object(composed)
+        config = cast(Config, OmegaConf.to_object(composed))
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: add {key}=… to the command line or to the recipe") from None
@@ -156,7 +156,7 @@ def _compose(name: str, overrides: list[str]) -> DictConfig:
         group, _, choice = (error.missing_cfg_file or "").partition("/")
         if group not in MODULES or not is_import_path(choice):
             raise
-    node = {"family" if group == "model" else "name": choice}
+    node: dict[str, Any] = {"family" if group == "model" else "name": choice}
     if group == "reward":
         node = {"parts": {choice.rpartition(":")[2]: node}}
     ConfigStore.instance().store(group=group, name=choice, node=node)
@@ -184,11 +184,11 @@ def _typed(group: str, node: DictConfig, key: str, unused: Sequence[str]) -> Dic
     except OmegaConfBaseException as error:
         raise ConfigError(f"{group}={node.name}: its Settings cannot be used: {_first_line(error)}") from None
     try:
-        return OmegaConf.merge(typed, node)
+        return cast(DictConfig, OmegaConf.merge(typed, node))
     except ConfigKeyError as error:
         raise ConfigError(_unknown(f"{key}.{error.full_key}", _keys(typed, f"{key}."))) from None
     except OmegaConfBaseException as error:
-        value = OmegaConf.select(node, error.full_key)
+        value = OmegaConf.select(node, str(error.full_key))
         raise ConfigError(f"{key}.{error.full_key}={_shown(value)}: {_why_not(str(error))}") from None
 
 
@@ -201,12 +201,12 @@ def _refuse_equal_parts(overrides: Sequence[str]) -> None:
     replace the first.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if override.key_or_group == "reward" and isinstance(override.value(), list):
-            parts = [str(choice).rpartition(":")[2] for choice in override.value()]
+        value = override.value() if override.key_or_group == "reward" else None
+        if isinstance(value, list):
+            parts = [str(choice).rpartition(":")[2] for choice in value]
             if twice := sorted({part for part in parts if parts.count(part) > 1}):
                 raise ConfigError(
-                    f"reward={override.value()} has several parts named {', '.join(twice)}: "
-                    "one of each name can be used"
+                    f"reward={value} has several parts named {', '.join(twice)}: one of each name can be used"
                 )
 
 
@@ -233,7 +233,7 @@ def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     keys = []
     for name in config:
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
-            keys += _keys(config[name], f"{prefix}{name}.")
+            keys += _keys(config[name], prefix + str(name) + ".")
         else:
             keys.append(prefix + str(name))
     return keys
@@ -247,7 +247,7 @@ def _refuse_added_keys(config: DictConfig, prefix: str = "") -> None:
         if name not in known:
             raise ConfigError(_unknown(prefix + str(name)))
         if not OmegaConf.is_missing(config, name) and isinstance(config[name], DictConfig):
-            _refuse_added_keys(config[name], f"{prefix}{name}.")
+            _refuse_added_keys(config[name], prefix + str(name) + ".")
 
 
 def _refuse_code_of_run(group: str, name: str, run: Path) -> None:
@@ -299,8 +299,8 @@ def explain(error: HydraException) -> str:
         return f"{error.override!r} cannot be read: {_how_to_write(error.override)}"
     if wrong := re.match(r"Error merging override (.*)", str(error)):
         return f"{wrong.group(1)}: {_why_not(str(error.__cause__))}"
-    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        group, _, choice = error.missing_cfg_file.partition("/")
+    if isinstance(error, MissingConfigException) and "/" in (missing := error.missing_cfg_file or ""):
+        group, _, choice = missing.partition("/")
         known = ", ".join(sorted(file.stem for file in (config_dir() / group).glob("*.yaml")))
         return f"{group}={choice} is not known; it must be one of: {known}"
     if several := re.match(r"Ambiguous value for argument '(.*)'", str(error)):

@@ -29,7 +29,7 @@ from omnirl_hpc.rewards.reward import metadata_columns
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.rollout.requests import condition_width
 from omnirl_hpc.run_directory import RunDirectory, writing
-from omnirl_hpc.sampling.samples import Samples
+from omnirl_hpc.sampling.samples import Media, Samples
 from omnirl_hpc.sources.generation import Generation, NoGeneration
 from omnirl_hpc.sync import deliver_lora
 
@@ -113,7 +113,7 @@ class Evaluator:
         self._groups = [
             Group(index, prompt, 0) for index, prompt in enumerate(table.first(evaluation.num_prompts))
         ]
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "model": config.model.path,
             "engine": [config.rollout.engine, config.rollout.dtype],
             "reward": {name: _definition(part) for name, part in config.reward.parts.items()},
@@ -184,8 +184,10 @@ class Evaluator:
         num_steps = settings["num_inference_steps"]
         batch = self._generation.roll_out(requests, self._groups, check_stop, num_steps)
         scored = self._generation.score(batch, self._forgiving)
-        self._write(lambda: self._save_media(folder, batch))
-        result = {"settings": settings, **self._scores(scored, picture_suffix(batch.media))}
+        media = batch.media
+        assert media is not None  # of what is generated
+        self._write(lambda: self._save_media(folder, batch, media))
+        result = {"settings": settings, **self._scores(scored, picture_suffix(media))}
         self._write(lambda: write_result(folder, result), here=self._layout.rank == 0)
         return result
 
@@ -201,10 +203,10 @@ class Evaluator:
 
         raise_on_all_ranks(write, OutputError)
 
-    def _save_media(self, folder: Path, batch: Samples) -> None:
+    def _save_media(self, folder: Path, batch: Samples, media: Media) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for i, (group, sample) in enumerate(zip(batch.group.tolist(), batch.sample.tolist())):
-            write_media(folder / _file_stem(group, sample), batch.media[i : i + 1])
+            write_media(folder / _file_stem(group, sample), media[i : i + 1])
 
     def _scores(self, scored: ScoredStep, suffix: str) -> dict[str, Any]:
         """The same on every rank: samples are ordered by prompt, and all are there."""

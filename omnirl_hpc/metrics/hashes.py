@@ -39,7 +39,7 @@ class StepHashes:
         if not self._enabled:
             return
         identity, made = batch.group * 2**20 + batch.sample, batch.trajectory
-        parts: dict[str, list[Iterable[Tensor]]] = {
+        parts: dict[str, Sequence[Iterable[Tensor]]] = {
             "noise": [batch.noise_hash],
             "embeddings": _floating(batch.conditions),
             "latents": _by_name(batch.clean if made is None else made.latents),
@@ -56,7 +56,7 @@ class StepHashes:
         """What a table gave a step."""
         if not self._enabled:
             return
-        parts = {
+        parts: dict[str, Sequence[Iterable[Tensor]]] = {
             "embeddings": _floating(pairs.conditions),
             "chosen": _by_name(pairs.chosen),
             "rejected": _by_name(pairs.rejected),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -52,7 +52,7 @@ class Trackers:
                 ) from error
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for name, (_, close) in list(self._open.items()):
             self._try(name, close)
 
@@ -141,7 +141,7 @@ def _identity(run: RunDirectory) -> str:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    return OmegaConf.to_container(OmegaConf.structured(config))
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.structured(config)))
 
 
 STARTS: dict[str, Callable[[Config, RunDirectory], tuple[Log, Close]]] = {

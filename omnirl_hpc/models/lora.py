@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftConfig
@@ -13,11 +13,14 @@ from omnirl_hpc.config.schema import LoraConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
 from omnirl_hpc.sampling.noise import ADAPTER_INIT, standard_normal
 
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
 ADAPTER = "default"
 
 
 def add_lora(
-    transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype, seed: int
+    transformer: ModelMixin, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype, seed: int
 ) -> None:
     """`attach_lora`, with the adapter's first values."""
     attach_lora(transformer, config, targets, dtype)
@@ -26,7 +29,7 @@ def add_lora(
 
 
 def attach_lora(
-    transformer: nn.Module, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype
+    transformer: ModelMixin, config: LoraConfig, targets: Sequence[str], dtype: torch.dtype
 ) -> None:
     """Freeze `transformer`, on the meta device or another, and add a trainable adapter in `dtype` whose
     values are to be set.
@@ -64,7 +67,7 @@ def initial_value(name: str, shape: Sequence[int], rank: int, seed: int) -> Tens
 
 
 def merge_lora(
-    transformer: nn.Module, config: LoraConfig, targets: Sequence[str], state: Mapping[str, Tensor]
+    transformer: ModelMixin, config: LoraConfig, targets: Sequence[str], state: Mapping[str, Tensor]
 ) -> None:
     """Add an adapter, named as by `lora_parameters`, to a transformer's weights: W + alpha / rank B A,
     computed in fp32.
@@ -106,7 +109,7 @@ def lora_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def lora_modules(state: dict[str, Tensor]) -> set[str]:
+def lora_modules(state: Mapping[str, Tensor]) -> set[str]:
     """The modules that a LoRA state dict adapts."""
     return {name.rsplit(".lora_", 1)[0] for name in state}
 

@@ -182,7 +182,7 @@ def training(config: Config, shape: ModelShape, layout: Layout, text_width: int)
     branches = guidance_branches(config)
     tokens = config.actor.micro_batch_size * (shape.latent_tokens + text_width)  # of one branch
     vector = shape.width * BYTES[config.actor.dtype]
-    block = SAVED_VECTORS[config.actor.dtype]
+    block: float = SAVED_VECTORS[config.actor.dtype]
     if config.actor.train == "full":
         block += FULL_SAVED_VECTORS
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 400, 220
@@ -26,7 +26,7 @@ MOST_POINTS = 600  # of one line; more are averaged
 Values = Sequence[float | None]
 
 
-def line_chart(title: str, steps: Sequence[int], lines: dict[str, Values], note: str = "") -> str:
+def line_chart(title: str, steps: Sequence[int], lines: Mapping[str, Values], note: str = "") -> str:
     """A figure with a line for each series; None is a gap. Empty where there is nothing to draw."""
     lines = {name: values for name, values in lines.items() if any(value is not None for value in values)}
     if not lines:
@@ -44,7 +44,7 @@ def line_chart(title: str, steps: Sequence[int], lines: dict[str, Values], note:
     return _figure(title, note, scale, paths, list(lines))
 
 
-def area_chart(title: str, steps: Sequence[int], areas: dict[str, Sequence[float]], note: str = "") -> str:
+def area_chart(title: str, steps: Sequence[int], areas: Mapping[str, Sequence[float]], note: str = "") -> str:
     """A figure of series on top of one another, which add up to the whole; those that are 0 throughout are
     left out.
     """

@@ -222,8 +222,8 @@ def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
     image would smear its colours. None where the file is not there or not whole.
     """
     try:
-        with Image.open(path) as image:
-            image = image.convert("RGB")
+        with Image.open(path) as file:
+            image = file.convert("RGB")
     except (OSError, UnidentifiedImageError):
         return None
     scale = pixels / max(image.size)

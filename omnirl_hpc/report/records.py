@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -123,7 +123,7 @@ def describe_rewards(records: RunRecords) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        return OmegaConf.to_container(OmegaConf.load(path))
+        return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
 

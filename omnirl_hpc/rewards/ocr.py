@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -47,7 +48,7 @@ class Ocr(Reward):
         super().__init__(settings)
         from rapidocr import RapidOCR
 
-        self._read = RapidOCR(
+        self._read: Any = RapidOCR(
             params={
                 "Global.text_score": settings.min_confidence,
                 "Global.use_cls": False,  # does not turn lines that stand on their heads
@@ -59,7 +60,7 @@ class Ocr(Reward):
 
     def score(self, batch: RewardBatch) -> list[float]:
         return [
-            similarity(self.recognise(image), prompt.target)
+            similarity(self.recognise(image), cast(str, prompt.target))
             for image, prompt in zip(batch.images, batch.prompts)
         ]
 

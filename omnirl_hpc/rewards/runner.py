@@ -185,7 +185,9 @@ def _how_it_was_made() -> str | None:
 
 def _end_with_parent() -> None:
     """A rank that is killed with -9 cannot end its workers."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    rank = multiprocessing.parent_process()
+    assert rank is not None  # this process is a worker
+    multiprocessing.connection.wait([rank.sentinel])
     os._exit(1)
 
 

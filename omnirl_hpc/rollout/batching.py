@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class SampleBatch:
     ) -> Samples:
         """What the pipeline call produced, as training reads it."""
         device = self.noise_hash.device
-        whole = {"dtype": torch.int64, "device": device}
+        whole: dict[str, Any] = {"dtype": torch.int64, "device": device}
         return Samples(
             identity=[request.identity for request in self.requests],
             group=torch.tensor([request.group for request in self.requests], **whole),
@@ -119,7 +120,9 @@ def micro_batches(
             SampleBatch(
                 batch,
                 [pad(request.condition, request.width) for request in batch],
-                [pad(request.negative, request.width) for request in batch] if guided else None,
+                [pad(cast(Condition, request.negative), request.width) for request in batch]
+                if guided
+                else None,
                 *noise,
             ),
             count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.family import DiffusersDriver, ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
@@ -32,7 +33,7 @@ class DiffusersEngine:
         self._version = -1
         self.micro_batch_size = config.rollout.micro_batch_size
         dtype = getattr(torch, config.rollout.dtype)
-        self._driver = family.driver("diffusers")
+        self._driver = cast(DiffusersDriver, family.driver("diffusers"))
         self._pipeline = self._driver.load(dtype)
         if config.actor.train == "lora":
             targets = config.actor.lora.target_modules or family.spec.lora_targets

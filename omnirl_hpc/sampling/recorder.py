@@ -154,5 +154,6 @@ class _Track:
         )
         self.edges[rows, places] = self.latents[rows]
         self.edges[rows, places + 1] = drawn.next_sample
+        assert drawn.log_prob is not None  # only an ODE step has none
         self.log_probs[rows, places] = drawn.log_prob
         return drawn.next_sample

@@ -29,7 +29,8 @@ class SchedulerFace:
         """config: of the scheduler whose place it takes, which pipelines read settings from."""
         self._recorder, self._streams = recorder, streams
         self.config = FrozenDict(config)
-        self.sigmas = self.timesteps = None
+        self.sigmas: Tensor | None = None
+        self.timesteps: Tensor | None = None
 
     def __deepcopy__(self, memo: Any) -> Self:
         if len(self._streams) < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from omnirl_hpc.algorithms.algorithm import PREFERENCES, Algorithm
 from omnirl_hpc.config.schema import Config
@@ -54,4 +54,5 @@ def make_source(
         return PreferenceSource(config, family, layout, device, timer, hashes)
     from omnirl_hpc.sources.rollout import RolloutSource
 
-    return RolloutSource(config, family, layout, device, algorithm, generation, timer, hashes, run)
+    generates = cast("Generation", generation)
+    return RolloutSource(config, family, layout, device, algorithm, generates, timer, hashes, run)

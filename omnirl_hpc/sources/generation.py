@@ -113,6 +113,7 @@ class NoGeneration:
 def reward_batch(batch: Samples, groups: Sequence[Group]) -> RewardBatch:
     """What rewards see of samples."""
     media = batch.media
+    assert media is not None  # of what is generated
     return RewardBatch(
         frames=media.frames.permute(0, 1, 3, 4, 2).numpy(),
         prompts=[groups[group].prompt for group in batch.group.tolist()],

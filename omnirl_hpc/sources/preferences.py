@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -71,7 +71,7 @@ class PreferenceSource:
         width = family.condition_width([group.prompt.prompt for group in groups], widths)
         of_replica = list(self._layout.groups(len(groups)))
         own = [groups[i] for i in of_replica[self._layout.rank_in_replica :: self._layout.replica_size]]
-        rows: list[Preference] = [group.prompt for group in own]  # what the table holds
+        rows = [cast(Preference, group.prompt) for group in own]  # what the table holds
         conditions = [self._condition(row) for row in rows]
         return Pairs(
             identity=[

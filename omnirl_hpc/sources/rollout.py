@@ -92,7 +92,9 @@ class RolloutSource:
             return
         prompts = [groups[group].prompt for group in samples.group[:count].tolist()]
         rewards = scored.rewards[scored.own][:count].tolist()
-        save_samples(self._run, step, samples[:count].media, prompts, rewards)
+        media = samples[:count].media
+        assert media is not None  # of what is generated
+        save_samples(self._run, step, media, prompts, rewards)
 
 
 def _metrics(scored: ScoredStep) -> dict[str, float]:

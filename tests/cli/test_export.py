@@ -90,7 +90,9 @@ def evaluated(strong, tmp_path_factory):
     """`omnirl-hpc evaluate` of it: the folder, and the clean latents of base, ema and adapter."""
     out, latents, decode = tmp_path_factory.mktemp("evaluated"), [], QwenImage.decode
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QwenImage, "decode", lambda self, vae, x: latents.append(x) or decode(self, vae, x))
+        patch.setattr(
+            QwenImage, "decode", lambda self, vae, x: latents.append(x[LATENTS]) or decode(self, vae, x)
+        )
         main(["evaluate", str(strong), str(out)])
     assert len(latents) == 3  # one micro-batch of two samples each
     return out, dict(zip(("base", "ema", "adapter"), latents))

@@ -130,7 +130,8 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
 
 def test_a_run_whose_classes_are_not_here_is_read_without_them(module):
     overrides = [*NEEDED, "algorithm=flow_grpo", "reward=[mine:Mine,ocr]", "reward.parts.Mine.level=0.25"]
-    file = module / "config.yaml"
+    file = module / "run" / "config.yaml"
+    file.parent.mkdir()
     file.write_text(
         load_config([*overrides, "reward.parts.Mine.weight=2"]).to_yaml().replace("mine:Mine", "gone:Mine")
     )

@@ -13,7 +13,7 @@ from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 
 from omnirl_hpc.cli.main import main
 from omnirl_hpc.data.prompts import Prompt, PromptTable
-from omnirl_hpc.evaluation.evaluator import NO_STEP, ODE
+from omnirl_hpc.evaluation.evaluator import NO_STEP
 from omnirl_hpc.hashing import stream_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.qwen_image.family import QwenImage
@@ -21,6 +21,7 @@ from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.samples import SampleIdentity
 from omnirl_hpc.sampling.streams import LATENTS
+from omnirl_hpc.sampling.windows import NO_STEPS
 from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.cli.test_export import STEPS, plain_latents
 from tests.helpers import CPU, make_config
@@ -131,7 +132,7 @@ def test_exported_weights_are_what_the_engine_computed_with(
     negative = engine.encode(Prompt("", " "))
     requests = [
         SampleRequest(
-            SampleIdentity(0, NO_STEP, prompt.id, 0), i, ODE, engine.encode(prompt), negative, width=256
+            SampleIdentity(0, NO_STEP, prompt.id, 0), i, NO_STEPS, engine.encode(prompt), negative, width=256
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -71,7 +71,9 @@ def inspect(
 
 def find_needs(config: Config, ranks: Sequence[RankFacts]) -> Needs | None:
     """None where no model is given, or the one that rank 0 sees is not complete."""
-    if config.model.path == NOT_GIVEN or ranks[0].node.model_problems:
+    node = ranks[0].node
+    assert node is not None  # the first rank of a node looks at it
+    if config.model.path == NOT_GIVEN or node.model_problems:
         return None
     config = with_residency(config, expected_residency(config, ranks))
     targets = config.actor.lora.target_modules or find_spec(config.model.family).lora_targets

@@ -9,6 +9,7 @@ from torch import Tensor
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.models.family import DiffusersDriver, PipelineDriver, VllmOmniDriver
 from omnirl_hpc.models.spec import Guidance
+from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition
 from omnirl_hpc.sampling.streams import LATENTS, Streams
 
@@ -79,6 +80,10 @@ class QwenImageVllmOmni(_QwenImageDriver, VllmOmniDriver):
 
     Embeddings come padded to one width, with masks, so that prompts of different lengths share a batch.
     """
+
+    def attach(self, pipeline: Any, recorder: Recorder) -> None:
+        super().attach(pipeline, recorder)
+        pipeline.set_progress_bar_config(disable=True)
 
     def denoise(
         self,

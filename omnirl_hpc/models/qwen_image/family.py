@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import QwenImagePipeline
-from torch import Tensor, nn
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from omnirl_hpc.errors import DataError
@@ -128,9 +128,9 @@ class QwenImage(ModelFamily):
         return self.component_config("transformer")
 
 
-def _latent_statistics(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+def _latent_statistics(vae: AutoencoderKLQwenImage, like: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and 1 / standard deviation of the VAE's latents, by channel."""
-    place = {"dtype": like.dtype, "device": like.device}
+    place: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
     mean = torch.tensor(vae.config.latents_mean, **place).view(1, -1, 1, 1, 1)
     return mean, 1.0 / torch.tensor(vae.config.latents_std, **place).view(1, -1, 1, 1, 1)
 

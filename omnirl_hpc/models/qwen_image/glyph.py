@@ -115,7 +115,7 @@ def pack(
     path: Path,
     size: GlyphSize,
     encoder: nn.Module,
-    vae: nn.Module,
+    vae: AutoencoderKLQwenImage,
     transformer: nn.Module,
     facts: Mapping[str, Any],
 ) -> None:

@@ -5,6 +5,8 @@ Every kernel is plain torch, so that in fp32 the engine's transformer gives the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 import torch
 import vllm.model_executor.layers.utils as linear_utils
@@ -126,5 +128,5 @@ def activate() -> None:
     linear_utils.dispatch_cpu_unquantized_gemm = _plain_linear
 
 
-def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _plain_linear(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.family import ModelFamily
+from omnirl_hpc.models.family import ModelFamily, VllmOmniDriver
 from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
@@ -52,13 +52,12 @@ class VllmOmniEngine:
         # These import vllm, which comes after its environment is prepared.
         from omnirl_hpc.rollout.vllm_omni.loading import keeps_host_copy, make_worker
 
-        self._driver = family.driver("vllm_omni")
+        self._driver = cast(VllmOmniDriver, family.driver("vllm_omni"))
         self._worker = make_worker(config, self._driver, layout, device)
         self._pipeline = self._worker.model_runner.pipeline
-        self._pipeline.set_progress_bar_config(disable=True)
         self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
         self._driver.attach(self._pipeline, self._recorder)
-        self._weights = None
+        self._weights: SleepingWeights | None = None
         if keeps_host_copy(config):
             self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
             self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
@@ -69,6 +68,7 @@ class VllmOmniEngine:
 
         config = self._config
         if config.rollout.lora == "merged":
+            assert self._weights is not None  # keeps_host_copy
             return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
         targets = config.actor.lora.target_modules or self._family.spec.lora_targets
         return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
@@ -107,6 +107,7 @@ class VllmOmniEngine:
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
+        assert self._lora is not None  # actor.train=lora
         self._lora.write(state)
         self._version = version
         found = self._lora.read_back(state)

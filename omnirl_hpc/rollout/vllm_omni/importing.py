@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ CHANGED_BY_IMPORT = frozenset(
 # Settings of torch for the whole process: how they are read, how they are set. All are put back. Importing
 # vllm for CUDA turns cuDNN's attention off, for the actor, too: with masks, torch's next choice takes three
 # times as long.
-TORCH_SETTINGS = (
+TORCH_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),

@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
@@ -30,11 +31,11 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 class EngineLora(ABC):
     """One adapter in the engine's transformer. Methods are collective over the replica."""
 
-    def __init__(self, transformer: nn.Module, config: LoraConfig) -> None:
+    def __init__(self, transformer: Any, config: LoraConfig) -> None:
         self._rank = config.rank
         self._scale = config.alpha / config.rank
         self._parts = fused_parts(transformer.stacked_params_mapping)
-        self._layers: dict[str, nn.Module] = {}
+        self._layers: dict[str, Any] = {}  # vLLM's
 
     def places(self, state: dict[str, Tensor]) -> dict[str, Place]:
         """Where each module of `state` is. Modules that the engine lacks are left out."""
@@ -101,7 +102,7 @@ class AdapterLora(EngineLora):
 
     @torch.no_grad()
     def read_back(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         for module, place in self.places(state).items():
             layer = self._layers[place.layer]
             if not layer._diffusion_lora_active_slices[place.part]:
@@ -135,7 +136,7 @@ class MergedLora(EngineLora):
     `clean(weight)` gives the frozen values of a weight, on the host.
     """
 
-    def __init__(self, transformer: nn.Module, config: LoraConfig, clean: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, transformer: Any, config: LoraConfig, clean: Callable[[Tensor], Tensor]) -> None:
         super().__init__(transformer, config)
         self._layers = {
             name: module for name, module in transformer.named_modules() if isinstance(module, LinearBase)
@@ -157,7 +158,7 @@ class MergedLora(EngineLora):
 
     @torch.no_grad()
     def read_back(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         for module, place in self._merged.items():
             weight = self._weight(place)
             expected = self._merge(self._clean(weight).to(weight.device), module, place)

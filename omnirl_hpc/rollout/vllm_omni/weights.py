@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -11,7 +12,7 @@ from omnirl_hpc.rollout.vllm_omni.lora import gather_shards
 from omnirl_hpc.rollout.vllm_omni.names import find_places, fused_parts
 
 
-def read_weights(transformer: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def read_weights(transformer: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     """Those of `names` that the engine has, taken out of fused layers and gathered over the replica; then its
     others, as they are.
 

@@ -24,6 +24,8 @@ from omnirl_hpc.rollout.vllm_omni.versions import WORKER_TITLE
 class SpmdWorker(stock.DiffusionWorker):
     """One rank of one replica. All ranks of the job construct it together."""
 
+    rank: int  # in the replica
+
     def __init__(self, od_config: OmniDiffusionConfig, replica_size: int, device: torch.device) -> None:
         self._replica_size = replica_size
         self._device_index = device.index or 0
