@@ -313,7 +313,7 @@ def test_a_folder_in_use_or_of_another_recipe_on_rank_1(train, tmp_path):
     ]  # nothing was touched
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["status", "--help"]])
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["sweep", "seed=0,1"]])
 def test_output_that_nobody_reads_ends_the_command_in_silence(command):
     """As `omnirl-hpc status RUN | head -n 1`, here with a reader that has gone before the first line."""
     reading, writing = os.pipe()
