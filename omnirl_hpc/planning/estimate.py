@@ -229,8 +229,8 @@ def sample_bytes(config: Config, shape: ModelShape, layout: Layout, text_width: 
     """
     latents = (window_size(config) + 2) * shape.latent_values * KEPT_LATENTS_BYTES
     conditions = guidance_branches(config) * shape.condition_values(text_width) * BYTES[config.rollout.dtype]
-    samples = samples_of_rank(config, layout)
-    return samples * latents + samples / config.data.samples_per_prompt * conditions
+    prompts = config.data.prompts_per_step / layout.num_replicas  # all ranks of a replica have them
+    return samples_of_rank(config, layout) * latents + prompts * conditions
 
 
 def embedding_bytes(config: Config, shape: ModelShape, text_width: int) -> float:

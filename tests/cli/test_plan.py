@@ -32,9 +32,9 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")[1:]]
 
 
-def test_it_needs_neither_torch_nor_files():
+def test_it_needs_no_files():
     result = omnirl("plan", "recipe=flowgrpo_qwen_image", "nodes=1", "gpus_per_node=4")
-    assert result.returncode == 0 and "TORCH False" in result.stdout, result.stderr
+    assert result.returncode == 0, result.stderr
     assert "Qwen/Qwen-Image as published" in result.stdout and "It fits." in result.stdout
 
 

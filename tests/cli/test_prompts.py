@@ -83,7 +83,7 @@ def test_what_a_recipe_needs_is_found_as_train_finds_it(check, table, tiny_model
     refused = {}
     for name, find in {
         "prompts": check_prompts,
-        "lengths": lambda config: check_prompt_lengths(config, QwenImage(config.model).count_text_tokens),
+        "lengths": lambda config: check_prompt_lengths(config, QwenImage(config.model)),
     }.items():
         with pytest.raises(DataError) as error:
             find(config)
@@ -146,7 +146,7 @@ def test_a_file_of_another_form_is_converted(capsys, tmp_path):
         (["out.parquet", "--from", "empty.txt"], "empty.txt has no prompts"),
         (
             ["--check", "there.parquet", "model.path=m", "steps=x"],
-            "steps=x must be a whole number",
+            "steps=x: the value must be a whole number",
         ),
     ],
 )

@@ -222,7 +222,7 @@ def test_many_rows_in_row_groups_that_are_read_one_by_one(converted, tmp_path):
         (
             "p.csv",
             "prompt\na cat, asleep\n",
-            "p.csv, line 2 has 2 fields, the first line names 1: a text with a comma",
+            "p.csv, line 2 has 2 fields, the first line names 1: a text with the delimiter in it",
         ),
         ("p.csv", "prompt,prompt\na,b\n", "p.csv has several columns 'prompt'"),
         ("p.csv", "", "p.csv has no column 'prompt'; its columns are: none"),

@@ -61,9 +61,7 @@ OTHER_SETTINGS = (
 def evaluator(tiny_model, tiny_prompts, tmp_path):
     def make(*overrides: str) -> Evaluator:
         config = make_config(tiny_model, tiny_prompts, tmp_path, "evaluation.num_prompts=2", *overrides)
-        return Evaluator(
-            config, QwenImage(config.model), ALONE, CPU, None, None, None, tmp_path / "evaluation"
-        )
+        return Evaluator(config, QwenImage(config.model), ALONE, CPU, None, tmp_path / "evaluation")
 
     return make
 

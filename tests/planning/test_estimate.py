@@ -73,7 +73,7 @@ def test_actor_of_the_tiny_recipe(tiny):
         assert needed.actor["actor: Adam"] == nearly(
             storage_bytes(map(local, actor.optimizer_state().values()))
         )
-        actor.velocity(training_point(tiny), CURRENT).sum().backward()
+        actor.velocity(training_point(tiny), CURRENT)[LATENTS].sum().backward()
         made = [p.grad if p.grad is not None else p for p in trained]  # the last block's text output has none
         assert needed.actor["actor: gradients"] == storage_bytes(map(local, made))
         actor.sleep()
@@ -217,32 +217,28 @@ def without_text_encoder(needed: Estimate) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize(
-    "overrides, samples",
+    "overrides, samples, latents, prompts, branches",
     [
-        # 512 images over 4 ranks. Latents at the 3 edges of a window of 2, in fp32; embeddings of two
-        # branches, in bf16; the image itself.
-        ((), 128 * (3 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE)),
-        (  # a replica of two ranks makes 256, of which each trains its half
-            ("rollout.tensor_parallel_size=2",),
-            128 * (3 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
-        ),
-        (
-            ("sampling.true_cfg_scale=1.0",),
-            128 * (3 * TOKENS * CHANNELS * 4 + TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
-        ),
-        (
-            ("sampling.window.size=null", "sampling.window.first=1"),  # steps 1 to 4: 5 edges
-            128 * (5 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
-        ),
+        # 32 prompts x 16 over 4 ranks. Latents at the 3 edges of a window of 2 and at the end.
+        ((), 128, 4, 8, 2),
+        # a replica of two ranks has 16 prompts; each of its ranks trains half of their samples
+        (("rollout.tensor_parallel_size=2",), 128, 4, 16, 2),
+        (("sampling.true_cfg_scale=1.0",), 128, 4, 8, 1),
+        (("sampling.window.size=null", "sampling.window.first=1"), 128, 6, 8, 2),  # steps 1 to 4: 5 edges
         (
             ("sampling.window.size=null", "sampling.window.last=null", "data.samples_per_prompt=8"),  # 0 to 8
-            64 * (10 * TOKENS * CHANNELS * 4 + 2 * TEXT * TEXT_CHANNELS * 2 + 3 * IMAGE),
+            64,
+            11,
+            8,
+            2,
         ),
     ],
 )
-def test_samples_of_a_step_to_the_byte(overrides, samples):
+def test_samples_of_a_step_to_the_byte(overrides, samples, latents, prompts, branches):
+    """Latents in fp32; embeddings in bf16, once for each prompt and branch of guidance."""
     config, layout = full_size(*overrides, ranks=4)
-    assert estimate(config, layout, TEXT).always["samples of the step"] == samples
+    expected = samples * latents * TOKENS * CHANNELS * 4 + prompts * branches * TEXT * TEXT_CHANNELS * 2
+    assert estimate(config, layout, TEXT).always["samples of the step"] == expected
 
 
 @pytest.mark.parametrize("branches, scale", [(2, 4.0), (1, 1.0)])

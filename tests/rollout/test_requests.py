@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -28,6 +30,7 @@ GROUPS = [
 class Family:
     """As much of a family as requests ask."""
 
+    spec = SimpleNamespace(text_width=None)
     count_text_tokens = staticmethod(len)
     condition_width = ModelFamily.condition_width
 
