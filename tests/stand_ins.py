@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from omnirl_hpc.models.spec import ANY, FamilySpec
+
 CLASSES = {
     "scheduler": ("diffusers", "FlowMatchEulerDiscreteScheduler"),
     "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration"),
@@ -24,3 +26,14 @@ def write_descriptions(folder: Path, **transformer: object) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(settings))
     return folder
+
+
+def write_descriptions_of(spec: FamilySpec, folder: Path) -> None:
+    """The same of any family: each component with the first class and settings that the family accepts."""
+    index = {name: ["", component.classes[0]] for name, component in spec.components.items()}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": spec.pipeline_classes[0], **index}))
+    for name, component in spec.components.items():
+        accepted = {key: values[0] for key, values in (component.settings or {}).items() if values is not ANY}
+        file = "scheduler_config.json" if name == "scheduler" else "config.json"
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / file).write_text(json.dumps({"_class_name": component.classes[0], **accepted}))

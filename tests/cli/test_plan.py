@@ -88,7 +88,7 @@ def test_many_nodes_are_shown_in_part(plan):
 
 
 def test_a_layout_that_cannot_be_is_refused_with_ways_out():
-    line = said(omnirl("plan", "recipe=flowgrpo_qwen_image", "nodes=8", "gpus_per_node=8"))
+    line = said(omnirl("plan", "recipe=flowgrpo_qwen_image", "nodes=8", "gpus_per_node=8"), torch=True)
     assert "data.prompts_per_step=32 cannot be dealt evenly to 64 rollout replicas" in line
     assert "On 64 ranks these would do: data.prompts_per_step=128 | rollout.cfg_parallel_size=2" in line
 
@@ -148,7 +148,7 @@ def test_sizes_of_a_checkpoint(plan, tiny_model):
     ],
 )
 def test_a_wrong_setting_is_one_sentence(argument, error):
-    assert error in said(omnirl("plan", "recipe=flowgrpo_qwen_image", argument))
+    assert error in said(omnirl("plan", "recipe=flowgrpo_qwen_image", argument), torch=True)
 
 
 def test_help_lists_the_keys(capsys):

@@ -16,8 +16,9 @@ from omnirl_hpc.config.classes import config_dir
 from omnirl_hpc.config.load import load_config, load_run_config, valid_keys
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
+from omnirl_hpc.models.spec import find_spec
 from omnirl_hpc.report.records import RunRecords
-from tests.stand_ins import write_descriptions
+from tests.stand_ins import write_descriptions_of
 
 NEEDED = ["run_dir=r", "model.path=m", "data.prompts=p"]
 RECIPES = sorted(file.stem for file in (config_dir() / "recipe").glob("*.yaml"))
@@ -59,7 +60,6 @@ def test_the_stored_configuration_is_the_whole_one():
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
-    write_descriptions(tmp_path)
     loaded = load_config(
         [
             f"recipe={recipe}",
@@ -69,6 +69,7 @@ def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
         ]
     )
     assert loaded.choices["recipe"] == recipe
+    write_descriptions_of(find_spec(loaded.config.model.family), tmp_path)
     check(loaded.config, world_size=2)
 
 

@@ -690,13 +690,13 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/actor/fsdp.py",
-        "        self._require_awake()\n        norm",
-        "        norm",
+        "        self._require_awake()\n        limit",
+        "        limit",
         "tests/test_residency.py",
     ),
     Fault(
         "omnirl_hpc/actor/fsdp.py",
-        "module.set_gradient_divide_factor(1.0)",
+        "sharded.set_gradient_divide_factor(1.0)",
         "pass",
         "tests/actor/test_fsdp.py",
     ),
@@ -727,8 +727,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/actor/fsdp.py",
-        "self.optimizer_state(), *self._stored.values())",
-        "self.optimizer_state())",
+        "            *self._stored.values(),\n",
+        "",
         "tests/actor/test_ema.py",
         "tests/actor/test_policies.py",
     ),
