@@ -79,9 +79,9 @@ def test_the_standard_error_is_that_of_the_mean(evaluator):
     rewards = torch.tensor([1.0, math.nan, 3.0, 4.0, 8.0], dtype=torch.float64)
     mask, order = ~rewards.isnan(), torch.arange(5)
     scored = ScoredStep(rewards, {"a": rewards}, mask, torch.tensor([0, 0, 0, 1, 1]), order, 0.0)
-    scores = evaluator("evaluation.samples_per_prompt=3")._scores(scored)
+    scores = evaluator("evaluation.samples_per_prompt=3")._scores(scored, ".png")
     valid = [1.0, 3.0, 4.0, 8.0]
     assert scores["reward"] == 4.0
     assert scores["standard_error"] == pytest.approx(statistics.stdev(valid) / 4**0.5)
     one = ScoredStep(rewards[:2], {"a": rewards[:2]}, mask[:2], torch.tensor([0, 0]), order[:2], 0.0)
-    assert evaluator()._scores(one)["standard_error"] == 0
+    assert evaluator()._scores(one, ".png")["standard_error"] == 0

@@ -859,8 +859,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/planning/estimate.py",
-        "+ samples / config.data.samples_per_prompt * conditions",
-        "+ samples * conditions",
+        "config.data.prompts_per_step / layout.num_replicas  # all",
+        "config.data.prompts_per_step / layout.world_size  # all",
         "tests/planning/test_estimate.py",
     ),
     Fault(

@@ -68,7 +68,7 @@ def patch(faults: Faults, options: list[str]) -> None:
     train_step, submit = Trainer.train_step, RewardMix.submit
     confirm = Sync.confirm
     accumulate, apply, write = trainer.accumulate_gradients, trainer.apply_gradients, Checkpointer._write_rest
-    save_images = Evaluator._save_media
+    save_media = Evaluator._save_media
 
     def counted_step(self, step):
         faults.step = step
@@ -95,8 +95,8 @@ def patch(faults: Faults, options: list[str]) -> None:
         faults.at("sync", version - 1)
         return confirm(self, version)
 
-    def faulty_save_images(self, folder, batch):
-        save_images(self, folder, batch)
+    def faulty_save_media(self, folder, *arguments):
+        save_media(self, folder, *arguments)
         if folder.name != "base":
             faults.at("evaluation", int(folder.parent.name.removeprefix("step_")) - 1)
 
@@ -107,7 +107,7 @@ def patch(faults: Faults, options: list[str]) -> None:
     Trainer.train_step, RewardMix.submit, Checkpointer._write_rest = counted_step, faulty_submit, faulty_write
     trainer.accumulate_gradients, trainer.apply_gradients = faulty_accumulate, faulty_apply
     Sync.confirm = faulty_confirm
-    Evaluator._save_media = faulty_save_images
+    Evaluator._save_media = faulty_save_media
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def straight_and_stopped(program: Program, folder: Path, *overrides: str) -> Pat
     """
     straight, stopped = folder / "straight", folder / "stopped"
     program.finish(straight, *STRICT, *overrides)
-    ended = program.finish(stopped, *STRICT, *overrides, faults=("stop:actor:3:1",))
+    ended = program.finish(stopped, *STRICT, *overrides, faults=("stop:actor:3:0",))
     assert "everything is saved" in ended.output
     assert [line["step"] for line in lines(stopped / "metrics.jsonl")] == [0, 1, 2]
     program.finish(stopped, *STRICT, *overrides)
