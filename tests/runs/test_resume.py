@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 
 # After six steps, of which two were made on one rank and not on two: |difference| / |adapter|, both as one
 # vector. Gradients are summed in another order, and AdamW divides by their size, so that the rounding of tiny
-# ones counts too. Measured: 2.4e-7.
-OTHER_RANKS_BOUND = 1e-4
+# ones counts too. Measured: 2.4e-7 on one kind of CPU, 3.5e-4 on another (the same before and after the
+# contracts of policies and samples, so by its kernels).
+OTHER_RANKS_BOUND = 2e-3
 
 
 def test_the_same_command_gives_the_same_run_and_a_second_job_on_it_is_refused(program, reference, tmp_path):
