@@ -14,9 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from omegaconf import OmegaConf
 
 import omnirl_hpc
 from omnirl_hpc.cli.main import COMMANDS, main
+from omnirl_hpc.config.load import load_config
 from omnirl_hpc.errors import EXIT_NO_READER
 from tests.cli.run_states import lock_by_this_process
 from tests.stand_ins import write_descriptions
@@ -250,14 +252,17 @@ def test_a_folder_of_another_recipe_is_not_overwritten(train, tmp_path):
     assert "holds a run with other settings" in said(train())
 
 
-def test_a_run_of_another_algorithm_is_not_overwritten(train, tmp_path):
+def test_a_run_of_another_algorithm_is_not_overwritten(train, tiny_prompts, tmp_path):
     """Its name is compared at once, its settings when its file has been read."""
-    for changed, torch in (("name: other", False), ("clip_range: 7", True)):
-        folder = tmp_path / "run"
-        (folder / "checkpoints" / "step_000000").mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(f"algorithm:\n  {changed}\n")
+    folder = tmp_path / "run"
+    (folder / "checkpoints" / "step_000000").mkdir(parents=True)
+    paths = (f"run_dir={folder}", f"model.path={tmp_path / 'model'}", f"data.prompts={tiny_prompts}")
+    for key, value, torch in (("name", "other", False), ("clip_range", 7.0, True)):
+        saved = OmegaConf.create(load_config(["recipe=flowgrpo_tiny", *paths]).to_yaml())
+        saved.algorithm[key] = value
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(saved))
         line = said(train(), torch=torch)
-        assert "holds a run with other settings" in line and f"algorithm.{changed.partition(':')[0]}=" in line
+        assert "holds a run with other settings" in line and f"algorithm.{key}=" in line
 
 
 def test_a_requeued_job_does_not_ask_for_the_step_that_it_first_went_back_to(train, tmp_path):
