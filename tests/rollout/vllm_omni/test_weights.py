@@ -10,7 +10,7 @@ import torch
 
 from omnirl_hpc.sync import confirm_weights, send_weights
 from tests.helpers import run_ranks
-from tests.rollout.vllm_omni.engine_cases import Bench, distance, equal, error_of
+from tests.rollout.vllm_omni.engine_cases import Bench, distance, equal, error_of, tensors
 from tests.sync_cases import ALL, SOME, TEARS, Torn, Weights
 
 
@@ -38,7 +38,7 @@ def load(model: Path, prompts: Path, out: Path, ranks: int) -> dict[str, Any]:
         "receipts equal": receipt == expected[1][0],
         "distance": distance(made, expected[1][1]),
         "moved": distance(expected[2][1], expected[1][1]),
-        "latents": made.latents,
+        "latents": tensors(made)["latents"],
     }
     engine.sleep()
     engine.wake()
