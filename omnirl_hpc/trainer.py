@@ -63,9 +63,7 @@ class Trainer:
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
         self.residency = Residency(config.residency, timer, self.peaks)
-        self.generation = make_generation(
-            config, family, layout, device, self.algorithm, timer, self.residency
-        )
+        self.generation = make_generation(config, family, layout, device, timer, self.residency)
         self.actor = make_actor(config, family, layout, device, self.algorithm)
         self.residency.add(ACTOR, self.actor)
         self.generation.load()
