@@ -130,6 +130,10 @@ class ToyDriver(DiffusersDriver):
         table = pipeline.text_encoder.table
         return {"text": table(torch.tensor(list(prompt.prompt.encode()), device=table.weight.device))}
 
+    def network(self, pipeline: ToyPipeline, times: dict[str, Tensor]) -> nn.Module:
+        """Which one makes a step."""
+        return pipeline.transformer
+
     def denoise(
         self,
         pipeline: ToyPipeline,
@@ -145,8 +149,9 @@ class ToyDriver(DiffusersDriver):
                 name: self.recorder.schedule(name).timesteps[step].expand(len(x)).to(x.device)
                 for name, x in latents.items()
             }
+            network = self.network(pipeline, times)
             velocity = self.family.velocity(
-                pipeline.transformer, latents, times, conditions, negative, guidance, Numerics()
+                network, latents, times, conditions, negative, guidance, Numerics()
             )
             latents = {name: self.recorder.advance(name, v) for name, v in velocity.items()}
 

@@ -262,7 +262,7 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
     )
     require(
-        "reference" not in algorithm.policies or config.actor.train != "full",
+        "reference" not in algorithm.policies or config.actor.adapter is not None,
         f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its "
         "adapter, and actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, "
         "or actor.train=lora",
@@ -282,6 +282,25 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
         "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table "
         f"count once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
+    )
+
+
+def experts_take_turns(config: Config, world_size: int) -> None:
+    spec, window = find_spec(config.model.family), config.sampling.window
+    if len(spec.experts) == 1:
+        return
+    networks = (
+        f"{spec.title} has {len(spec.experts)} networks that take turns, of which one is trained at a time"
+    )
+    require(
+        find_class("algorithm", config.algorithm.name).needs == "trajectory",
+        f"algorithm.name={config.algorithm.name} draws a timestep for each sample, and {networks}: choose an "
+        "algorithm on trajectories, such as algorithm=flow_grpo",
+    )
+    require(
+        window.per == "step",
+        f"sampling.window.per={window.per} draws windows that differ between samples, and {networks}: set "
+        "sampling.window.per=step",
     )
 
 
@@ -362,7 +381,7 @@ def ema_decay_is_valid(config: Config, world_size: int) -> None:
 
 
 def full_training_is_possible(config: Config, world_size: int) -> None:
-    if config.actor.train != "full":
+    if config.actor.adapter is not None:
         return
     for key, value, off, why in (
         ("actor.ema_decay", config.actor.ema_decay, None, "a running mean is kept of an adapter alone"),
@@ -456,6 +475,7 @@ RULES = (
     layout_is_possible,
     updates_divide_the_step,
     algorithm_fits,
+    experts_take_turns,
     diffusers_engine_is_one_rank,
     diffusers_engine_has_no_options,
     vllm_omni_engine_is_possible,
@@ -469,11 +489,12 @@ RULES = (
     *NODE_RULES,
 )
 
-ALGORITHM_RULES = (algorithm_fits,)
+ALGORITHM_RULES = (algorithm_fits, experts_take_turns)
 
 TRAINING_RULES = (
     algorithm_is_known,
     algorithm_fits,
+    experts_take_turns,
     layout_is_possible,
     updates_divide_the_step,
     init_adapter_fits,

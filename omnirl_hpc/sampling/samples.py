@@ -108,7 +108,6 @@ class Trajectory(Batched):
     sigmas: Streams  # [B, W + 1], at the edges of the window
     timesteps: Streams  # [B, W], what the model is called with at each step of the window
     sigma_max: Streams  # [B], the schedule's second sigma
-    expert: Tensor  # [B, W] int64, the network that made each step: 0 in families that have one
 
 
 @dataclass

@@ -39,6 +39,10 @@ POSITIVE = [
 ]
 
 JPEG = "reward.parts.jpeg_compressibility"
+EXPERTS = {
+    "model.family": "tests.toy_experts:ToyExperts",
+    f"{JPEG}.name": "tests.toy_reward_in_thread:CalmLatents",
+}
 VLLM_OMNI = {"rollout.engine": "vllm_omni"}
 
 # rule, what is set (on top of a valid configuration of 4 prompts x 8 samples), ranks, keys that the message
@@ -98,6 +102,18 @@ BREAKS = [
         {f"{JPEG}.name": "tests.toy_reward_of_text:ManyLetters"},
         1,
         ["ManyLetters needs text", "model.family=qwen_image makes image"],
+    ),
+    (
+        "experts_take_turns",
+        {**EXPERTS, "sampling.window.per": "sample"},
+        1,
+        ["sampling.window.per=sample", "the toy has 2 networks", "sampling.window.per=step"],
+    ),
+    (
+        "experts_take_turns",
+        {**EXPERTS, "algorithm.name": "diffusion_nft", "sampling.true_cfg_scale": 1.0},
+        1,
+        ["algorithm.name=diffusion_nft", "the toy has 2 networks", "algorithm=flow_grpo"],
     ),
     (
         "rewards_run_somewhere",

@@ -104,7 +104,7 @@ class VllmOmniEngine:
                 self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
             recording = self._recorder.finish()
             decoded = self._decode(recording.final) if media else None
-            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+            yield batch.samples(recording, decoded, schedules, self._version)[:count]
 
     def _decode(self, latents: Streams) -> Media:
         with self._timer.phase("decode"):
