@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from omnirl_hpc.sampling.streams import Streams
 # the same object, so that a condition is in memory once for each prompt.
 Condition = dict[str, Tensor]
 
-Rows = slice | Tensor | Sequence[int]
+Rows: TypeAlias = slice | Tensor | Sequence[int]
 
 
 def stack_conditions(conditions: Sequence[Condition]) -> dict[str, Tensor]:
