@@ -938,9 +938,15 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rewards/runner.py",
-        "[score if math.isfinite(score) else math.nan for score in scores]",
-        "[score if math.isfinite(score) else 0.0 for score in scores]",
-        "tests/rewards/test_runner.py",
+        "[score if math.isfinite(score) else math.nan for score in scores or [math.nan] * count]",
+        "[score if math.isfinite(score) else 0.0 for score in scores or [math.nan] * count]",
+        "tests/rewards/test_processes.py",
+    ),
+    Fault(
+        "omnirl_hpc/rewards/gather.py",
+        "dict(zip(details, together[1 + len(scores) :]))",
+        "dict(zip(details, together[1:]))",
+        "tests/rewards/test_gather.py",
     ),
     Fault(
         "omnirl_hpc/pinned.py",
