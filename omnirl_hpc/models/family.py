@@ -74,9 +74,14 @@ class ModelFamily(ABC):
         torch.set_default_dtype(dtype)  # as from_pretrained does
         try:
             with init_empty_weights(include_buffers=False):
-                return self.transformer_class.from_config(self.component_config("transformer")).eval()
+                transformer = self.transformer_class.from_config(self.component_config("transformer")).eval()
         finally:
             torch.set_default_dtype(usual)
+        stored = transformer.state_dict().keys()
+        for name, buffer in transformer.named_buffers():
+            if name in stored and buffer.is_floating_point():  # from_pretrained casts what it reads
+                buffer.data = buffer.data.to(dtype)
+        return transformer
 
     def component_config(self, component: str) -> dict[str, Any]:
         """The settings in a component's file."""
