@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from omnirl_hpc.algorithms.algorithm import weighted_sum
-from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, TransitionPoint, gaussian_kl
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
+from omnirl_hpc.algorithms.trajectory import TransitionPoint, gaussian_kl
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config, SamplingConfig
 from omnirl_hpc.errors import ConfigError
