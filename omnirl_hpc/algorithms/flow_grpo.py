@@ -43,7 +43,7 @@ class FlowGRPO(TrajectoryAlgorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.recomputes_old_log_prob:
+        if not self.recomputes_old:
             self.tolerated_gap = self.settings.clip_range
 
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:

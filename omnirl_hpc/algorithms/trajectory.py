@@ -82,7 +82,7 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.policies = with_reference((CURRENT,), self.settings.kl_coef)
-        self.recomputes_old_log_prob = self.settings.old_log_prob == "recompute"
+        self.recomputes_old = self.settings.old_log_prob == "recompute"
 
     @abstractmethod
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:

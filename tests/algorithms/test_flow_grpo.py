@@ -165,8 +165,8 @@ def test_the_reference_gets_no_gradient():
 
 def test_without_a_kl_coefficient_no_reference_is_needed():
     assert make(kl_coef=0.0).policies == (CURRENT,)
-    assert make(old_log_prob="recompute").recomputes_old_log_prob
-    assert not make(old_log_prob="rollout").recomputes_old_log_prob
+    assert make(old_log_prob="recompute").recomputes_old
+    assert not make(old_log_prob="rollout").recomputes_old
 
 
 def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
@@ -195,7 +195,7 @@ def test_the_ratio_is_to_the_actors_log_probs_or_to_the_trusted_ones(old):
     algorithm = make(old_log_prob=old)
     made, velocity = point([1.0, 1.1], [1.0, 1.0], [0.5, 0.5], algorithm)
     before, log_prob = made.old_log_prob.clone(), algorithm.log_prob(made, one(velocity))
-    seen = algorithm.with_old(made, log_prob).old_log_prob
+    seen = algorithm.with_old(made, algorithm.observe(made, one(velocity))).old_log_prob
     assert torch.equal(seen, log_prob if old == "recompute" else before)
     assert torch.equal(made.old_log_prob, before)
 
