@@ -61,6 +61,10 @@ class Trainer:
         family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
+        schedules = family.schedules(config.sampling.num_inference_steps)
+        for remark in self.algorithm.remarks(schedules, family.stream_shapes()):
+            if layout.rank == 0:
+                log.warning("%s", remark)
         self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
         self.actor = make_actor(config, family, layout, device, self.algorithm)
         if config.residency == "swap":

@@ -79,6 +79,14 @@ class Algorithm(ABC, Generic[Point]):
         self.config = config
         self.settings = config.algorithm
 
+    def remarks(
+        self, schedules: Mapping[str, Schedule], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterable[str]:
+        """What a user should be told of settings that are allowed and may not be meant, once the schedules
+        and the shapes of one sample's latents, by stream, are known.
+        """
+        return ()
+
     def window(self, step: int) -> WindowConfig | None:
         """Where the stochastic steps of a training step's samples may be; None: there are none."""
         return self.config.sampling.window if self.needs == TRAJECTORY else None
