@@ -34,10 +34,6 @@ class ToyExpertsDriver(ToyDriver):
         pipeline.transformer_2 = ToyTransformer.from_pretrained(path, subfolder=SECOND).to(dtype)
         return pipeline
 
-    def network(self, pipeline: Any, times: dict[str, Tensor]) -> Any:
-        (expert,) = set(self.family.experts_at(times).tolist())  # all samples are at the same step
-        return getattr(pipeline, self.family.spec.experts[expert])
-
 
 class ToyExperts(Toy):
     """See ModelFamily."""

@@ -45,7 +45,7 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
         return update
     return {
         "rollout": samples * guidance_branches(config) * config.sampling.num_inference_steps * forward,
-        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old_log_prob else 0.0,
+        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old else 0.0,
     } | update
 
 

@@ -13,7 +13,7 @@ from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.experts import parameters_of, tensors_by_name
-from omnirl_hpc.models.family import DiffusersDriver, ModelFamily
+from omnirl_hpc.models.family import DenoisingInputs, DiffusersDriver, ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
@@ -83,8 +83,8 @@ class DiffusersEngine:
         schedules = self._family.schedules(num_steps)
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
-            inputs = batch.initial, *batch.stacked_conditions()
-            self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
+            inputs = DenoisingInputs(batch.initial, *batch.stacked_conditions(), self._guidance, num_steps)
+            self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
             decoded = self._decode(recording.final) if media else None
             yield batch.samples(recording, decoded, schedules, self._version)[:count]

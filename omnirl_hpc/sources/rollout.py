@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from omnirl_hpc.algorithms.advantages import zero_std_groups
+from omnirl_hpc.algorithms.advantages import normalized_mix, zero_std_groups
 from omnirl_hpc.algorithms.algorithm import Algorithm
 from omnirl_hpc.algorithms.units import Batch
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, RewardConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
 from omnirl_hpc.layout import Layout
@@ -64,7 +65,8 @@ class RolloutSource:
             )
         with self._timer.phase("reward_exposed"):
             scored = self._generation.score(samples, self._config.reward)
-        advantages = self._algorithm.advantages(scored.rewards, scored.groups, scored.mask)
+        rewards = learned_rewards(scored, self._config.reward)
+        advantages = self._algorithm.advantages(rewards, scored.groups, scored.mask)
         self._hashes.rollout(step, samples, scored.rewards, advantages)
         if shown and self._layout.rank == 0:
             self._save_samples(step, samples, scored, groups)
@@ -99,6 +101,14 @@ class RolloutSource:
         media = samples[:count].media
         assert media is not None  # of what is generated
         save_samples(self._run, step, media, prompts, rewards)
+
+
+def learned_rewards(scored: ScoredStep, config: RewardConfig) -> Tensor:
+    """[N] what the algorithm learns from: the rewards, or parts that are normalised before they are mixed."""
+    if config.mix == "sum":
+        return scored.rewards
+    weights = {name: part.weight for name, part in config.parts.items()}
+    return normalized_mix(scored.parts, weights, scored.groups, scored.mask)
 
 
 def _metrics(scored: ScoredStep) -> dict[str, float]:

@@ -18,7 +18,7 @@ from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.family import ModelFamily, VllmOmniDriver
+from omnirl_hpc.models.family import DenoisingInputs, ModelFamily, VllmOmniDriver
 from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
@@ -100,8 +100,10 @@ class VllmOmniEngine:
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
             with self._forward_context():
-                inputs = batch.initial, *batch.stacked_conditions()
-                self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
+                inputs = DenoisingInputs(
+                    batch.initial, *batch.stacked_conditions(), self._guidance, num_steps
+                )
+                self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
             decoded = self._decode(recording.final) if media else None
             yield batch.samples(recording, decoded, schedules, self._version)[:count]
