@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.toy_family import Toy, ToyDriver, ToyTransformer, write_toy
 
-BOUNDARY = 800.0  # timesteps of the video from which on the first makes the step
+BOUNDARY = 900.0  # timesteps of the video from which on the first makes the step
 SECOND = "transformer_2"
 
 
