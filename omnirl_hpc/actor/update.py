@@ -83,7 +83,7 @@ def accumulate_gradients(
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
-    if not isinstance(algorithm, LikelihoodAlgorithm):
+    if not isinstance(algorithm, LikelihoodAlgorithm) or not algorithm.engine_scores:
         return
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
@@ -116,8 +116,10 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
 def _compare(
     algorithm: LikelihoodAlgorithm, point: LikelihoodPoint, velocity: Streams, metrics: Accumulator
 ) -> Tensor:
-    """[B] log-probabilities of the actor, whose distance from the engine's is noted."""
+    """[B] log-probabilities of the actor, whose distance from the engine's is noted where it has any."""
     log_prob = algorithm.log_prob(point, velocity)
+    if not algorithm.engine_scores:
+        return log_prob
     gap = (log_prob - point.rollout_log_prob).abs()
     metrics.add_max(LARGEST_GAP, gap.max())
     metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))

@@ -151,10 +151,14 @@ Scored = TypeVar("Scored", bound=LikelihoodPoint)
 
 
 class LikelihoodAlgorithm(Algorithm[Scored]):
-    """An algorithm with ratios of likelihoods: engine and actor are compared before anything is learned."""
+    """An algorithm with ratios of likelihoods, or of what stands in for them: engine and actor are compared
+    before anything is learned, where the engine has them too.
+    """
 
     recomputes_old_log_prob: bool = True  # otherwise the engine's log-probabilities are trusted
     tolerated_gap: float = math.inf  # between the engine's and the actor's, before they spoil the update
+    # False: the engine knows no likelihood, and points have zeros for its log-probabilities
+    engine_scores: bool = True
 
     @abstractmethod
     def log_prob(self, point: Scored, velocity: Streams) -> Tensor:

@@ -65,6 +65,7 @@ SMALL = (
 # recipe -> what is set besides: what a short run would not show
 RECIPES: dict[str, tuple[str, ...]] = {
     "flowgrpo_glyph": (),
+    "awm_glyph": ("algorithm.points_per_sample=2",),
     "diffusionnft_glyph": ("algorithm.old_decay=delayed", "algorithm.old_every=2"),
     "dpo_tiny": ("algorithm.beta=2000", "data.prompts_per_step=8"),
 }
