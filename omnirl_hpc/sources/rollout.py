@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from omnirl_hpc.algorithms.advantages import zero_std_groups
 from omnirl_hpc.algorithms.algorithm import Algorithm
-from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
@@ -55,24 +55,59 @@ class RolloutSource:
         self.samples_per_step = data.prompts_per_step * data.samples_per_prompt
 
     def next(self, step: int, check_stop: Callable[[], None]) -> StepInput:
-        groups = self._sampler.next_groups()
-        with self._timer.phase("encode"):
-            window = self._algorithm.window(step)
-            requests = self._generation.requests(self._config, step, groups, window)
-        with self._timer.phase("rollout"):  # rewards are scored meanwhile
-            samples = self._generation.roll_out(requests, groups, check_stop)
-        with self._timer.phase("reward_exposed"):
-            scored = self._generation.score(samples, self._config.reward)
-        advantages = self._algorithm.advantages(scored.rewards, scored.groups, scored.mask)
+        data, algorithm = self._config.data, self._algorithm
+        prompts = data.prompts_per_step
+        candidates = self._sampler.peek(prompts * (1 + data.refill_rounds))
+        groups, spare = candidates[:prompts], candidates[prompts:]
+        with self._timer.phase("encode"):  # one width for all that may come in the step
+            width = self._generation.width(self._config, candidates)
+        made, scored = self._generate(step, groups, width, check_stop)
+        assert made is not None  # every replica has groups
+        samples, metrics = (
+            made,
+            _metrics(scored),
+        )  # of all prompts: a mean without those that are solved misleads
+        for _ in range(data.refill_rounds):
+            if not (dull := zero_std_groups(scored.rewards, scored.groups, scored.mask)):
+                break
+            check_stop()  # in step with the other ranks, of which some may have nothing to generate
+            for index in dull:
+                groups[index] = replace(spare.pop(0), index=index)
+            made, again = self._generate(step, groups, width, go_on, only=dull)
+            samples, scored = _with_groups(samples, made, dull), scored.with_groups(again)
+        used = len(candidates) - len(spare)
+        self._sampler.cursor += used
+        advantages = algorithm.advantages(scored.rewards, scored.groups, scored.mask)
         self._hashes.rollout(step, samples, scored.rewards, advantages)
         self._save_samples(step, samples, scored, groups)
-        weights = scored.weights(self._config.actor.updates_per_step)
-        return StepInput(Batch(samples, advantages[scored.own], weights[scored.own]), _metrics(scored))
+        counted = algorithm.counted(advantages, scored.mask)
+        if data.refill_rounds:
+            dull = zero_std_groups(scored.rewards, scored.groups, scored.mask)
+            counted = counted & ~torch.isin(scored.groups, torch.tensor(dull, device=counted.device))
+            metrics["reward/refilled_groups"] = used - prompts
+        weights = scored.weights(self._config.actor.updates_per_step, counted)
+        return StepInput(algorithm.units(samples, advantages[scored.own], weights[scored.own]), metrics)
+
+    def _generate(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        width: int,
+        check_stop: Callable[[], None],
+        only: Collection[int] | None = None,
+    ) -> tuple[Samples | None, ScoredStep]:
+        """This rank's samples, None where its replica has none to make, and the rewards of all ranks'."""
+        with self._timer.phase("encode"):
+            options = {"width": width, "only": only, "whole_groups": self._algorithm.whole_groups}
+            window = self._algorithm.window(step)
+            requests = self._generation.requests(self._config, step, groups, window, **options)
+        with self._timer.phase("rollout"):  # rewards are scored meanwhile
+            made = self._generation.roll_out(requests, groups, check_stop) if requests else None
+        with self._timer.phase("reward_exposed"):
+            return made, self._generation.score(made, self._config.reward)
 
     def fit(self, step: int) -> None:
-        cursor = self._sampler.cursor
-        groups, window = self._sampler.next_groups(), self._algorithm.window(step)
-        self._sampler.cursor = cursor
+        groups, window = self._sampler.peek(self._sampler.prompts_per_step), self._algorithm.window(step)
         requests = self._generation.requests(self._config, step, groups, window)
         longest, strict = self._config.data.text_lengths[-1], self._config.determinism == "strict"
         fit_micro_batch_size(self._generation.engine, requests, longest, self._device, may_shrink=not strict)
@@ -97,12 +132,24 @@ class RolloutSource:
         save_samples(self._run, step, media, prompts, rewards)
 
 
+def go_on() -> None:
+    """Where not all ranks are: none may wait for the others there."""
+
+
+def _with_groups(samples: Samples, new: Samples | None, replaced: Sequence[int]) -> Samples:
+    """Samples, by group and sample, with those of `new` in place of the groups `replaced`."""
+    kept = ~torch.isin(samples.group, torch.tensor(replaced, device=samples.group.device))
+    parts = [samples[kept.nonzero().squeeze(1)], *([] if new is None else [new])]
+    together = Samples.cat(parts)
+    return together[together.place.argsort()]
+
+
 def _metrics(scored: ScoredStep) -> dict[str, float]:
     valid = scored.rewards[scored.mask]
     return {
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
-        "reward/zero_std_groups": zero_std_groups(scored.rewards, scored.groups, scored.mask),
+        "reward/zero_std_groups": len(zero_std_groups(scored.rewards, scored.groups, scored.mask)),
         "reward/failed": int((~scored.mask).sum()),
         **{f"reward/{name}/mean": float(scores.nanmean()) for name, scores in scored.parts.items()},
         "time/reward": scored.seconds,  # in worker processes, beside the step
