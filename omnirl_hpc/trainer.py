@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from omnirl_hpc.actor import make_actor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old
 from omnirl_hpc.algorithms import make_algorithm
-from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm
+from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm, Old
 from omnirl_hpc.checkpoints.checkpointer import Checkpointer
 from omnirl_hpc.checkpoints.run_state import RunState
 from omnirl_hpc.checks.data import check_prompt_lengths
@@ -62,6 +61,10 @@ class Trainer:
         family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
+        schedules = family.schedules(config.sampling.num_inference_steps)
+        for remark in self.algorithm.remarks(schedules, family.stream_shapes()):
+            if layout.rank == 0:
+                log.warning("%s", remark)
         self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
         self.actor = make_actor(config, family, layout, device, self.algorithm)
         if config.residency == "swap":
@@ -118,14 +121,12 @@ class Trainer:
         points = [self.algorithm.points_of(update, self.source.schedules) for update in updates]
 
         self.residency.give_to(ACTOR)
-        old: list[list[Tensor] | None] = [None] * len(points)
-        if self.algorithm.recomputes_old_log_prob:
+        old: list[list[Old] | None] = [None] * len(points)
+        if self.algorithm.recomputes_old:
             assert isinstance(self.algorithm, LikelihoodAlgorithm)
             with self.timer.phase("old_log_prob"):
                 for i, later in enumerate(points[1:], start=1):
-                    old[i] = recompute_old_log_probs(
-                        self.actor, self.algorithm, later, metrics, self.check_stop
-                    )
+                    old[i] = recompute_old(self.actor, self.algorithm, later, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, of_update in enumerate(points):
                 accumulate_gradients(

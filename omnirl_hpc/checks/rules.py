@@ -115,6 +115,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("determinism", config.determinism, ("fast", "strict"))
     one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
+    one_of("reward.mix", config.reward.mix, ("sum", "normalized"))
     one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))

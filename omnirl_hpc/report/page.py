@@ -117,7 +117,7 @@ def charts(records: RunRecords) -> list[str]:
     parts = [
         name
         for name in parts
-        if name.removeprefix("reward/") not in ("mean", "std", "failed", "zero_std_groups")
+        if name.removeprefix("reward/") not in ("mean", "std", "failed", "zero_std_groups", "refilled_groups")
     ]
     return [
         line_chart(

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from omnirl_hpc.algorithms.advantages import zero_std_groups
+from omnirl_hpc.algorithms.advantages import normalized_mix, zero_std_groups
 from omnirl_hpc.algorithms.algorithm import Algorithm
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, RewardConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
 from omnirl_hpc.layout import Layout
@@ -63,27 +64,26 @@ class RolloutSource:
             width = self._generation.width(self._config, candidates)
         made, scored = self._generate(step, groups, width, check_stop)
         assert made is not None  # every replica has groups
-        samples, metrics = (
-            made,
-            _metrics(scored),
-        )  # of all prompts: a mean without those that are solved misleads
+        samples = made
+        metrics = _metrics(scored)  # of the prompts as they came: the mean of those that are kept misleads
         for _ in range(data.refill_rounds):
-            if not (dull := zero_std_groups(scored.rewards, scored.groups, scored.mask)):
+            if not (equal := self._equal_groups(scored)):
                 break
             check_stop()  # in step with the other ranks, of which some may have nothing to generate
-            for index in dull:
+            for index in equal:
                 groups[index] = replace(spare.pop(0), index=index)
-            made, again = self._generate(step, groups, width, go_on, only=dull)
-            samples, scored = _with_groups(samples, made, dull), scored.with_groups(again)
+            made, again = self._generate(step, groups, width, go_on, only=equal)
+            samples, scored = _with_groups(samples, made, equal), scored.with_groups(again)
         used = len(candidates) - len(spare)
         self._sampler.cursor += used
-        advantages = algorithm.advantages(scored.rewards, scored.groups, scored.mask)
+        rewards = learned_rewards(scored, self._config.reward)
+        advantages = algorithm.advantages(rewards, scored.groups, scored.mask)
         self._hashes.rollout(step, samples, scored.rewards, advantages)
         self._save_samples(step, samples, scored, groups)
         counted = algorithm.counted(advantages, scored.mask)
         if data.refill_rounds:
-            dull = zero_std_groups(scored.rewards, scored.groups, scored.mask)
-            counted = counted & ~torch.isin(scored.groups, torch.tensor(dull, device=counted.device))
+            equal = torch.tensor(self._equal_groups(scored), device=counted.device)
+            counted = counted & ~torch.isin(scored.groups, equal)
             metrics["reward/refilled_groups"] = used - prompts
         weights = scored.weights(self._config.actor.updates_per_step, counted)
         return StepInput(algorithm.units(samples, advantages[scored.own], weights[scored.own]), metrics)
@@ -105,6 +105,11 @@ class RolloutSource:
             made = self._generation.roll_out(requests, groups, check_stop) if requests else None
         with self._timer.phase("reward_exposed"):
             return made, self._generation.score(made, self._config.reward)
+
+    def _equal_groups(self, scored: ScoredStep) -> list[int]:
+        """The groups of the step that teach nothing: the same on every rank."""
+        rewards = learned_rewards(scored, self._config.reward)
+        return zero_std_groups(rewards, scored.groups, scored.mask)
 
     def fit(self, step: int) -> None:
         groups, window = self._sampler.peek(self._sampler.prompts_per_step), self._algorithm.window(step)
@@ -142,6 +147,14 @@ def _with_groups(samples: Samples, new: Samples | None, replaced: Sequence[int])
     parts = [samples[kept.nonzero().squeeze(1)], *([] if new is None else [new])]
     together = Samples.cat(parts)
     return together[together.place.argsort()]
+
+
+def learned_rewards(scored: ScoredStep, config: RewardConfig) -> Tensor:
+    """[N] what the algorithm learns from: the rewards, or parts that are normalised before they are mixed."""
+    if config.mix == "sum":
+        return scored.rewards
+    weights = {name: part.weight for name, part in config.parts.items()}
+    return normalized_mix(scored.parts, weights, scored.groups, scored.mask)
 
 
 def _metrics(scored: ScoredStep) -> dict[str, float]:

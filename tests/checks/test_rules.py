@@ -235,6 +235,7 @@ BREAKS = [
     ("optimizer_is_valid", {"actor.optimizer.betas": [0.9]}, 1, ["actor.optimizer.betas"]),
     ("optimizer_is_valid", {"actor.optimizer.betas": [0.9, 1.0]}, 1, ["actor.optimizer.betas"]),
     ("compiler_is_there", {"actor.compile": True}, 1, ["actor.compile", "module load gcc"]),
+    ("choices_are_known", {"reward.mix": "mean"}, 1, ["reward.mix", "sum, normalized"]),
     ("reward_fraction_is_valid", {"reward.max_failed_fraction": 1.0}, 1, ["reward.max_failed_fraction"]),
     ("reward_fraction_is_valid", {"reward.max_failed_fraction": -0.1}, 1, ["reward.max_failed_fraction"]),
     ("reward_parts_are_valid", {"reward.parts": {}}, 1, ["reward.parts", "reward=NAME"]),

@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups that teach nothing are replaced, the same on every number of ranks."""
+"""What an algorithm learns from: parts of a reward are mixed, groups that teach nothing are replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from omnirl_hpc.algorithms.diffusion_nft import DiffusionNFT, DiffusionNFTConfig
-from omnirl_hpc.config.schema import ActorConfig, Config, DataConfig, LoggingConfig, SamplingConfig
+from omnirl_hpc.config.schema import (
+    ActorConfig,
+    Config,
+    DataConfig,
+    LoggingConfig,
+    RewardConfig,
+    RewardPartConfig,
+    SamplingConfig,
+)
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.phases import PhaseTimer
@@ -18,7 +26,7 @@ from omnirl_hpc.rewards.gather import ScoredStep
 from omnirl_hpc.rollout.requests import make_requests
 from omnirl_hpc.sampling.samples import SampleIdentity, Samples
 from omnirl_hpc.sampling.streams import LATENTS
-from omnirl_hpc.sources.rollout import RolloutSource
+from omnirl_hpc.sources.rollout import RolloutSource, learned_rewards
 from tests.helpers import ALONE, CPU, go_on
 
 # Of prompt p…: whether the rewards of its samples differ.
@@ -161,3 +169,18 @@ def test_another_number_of_ranks_asks_for_the_same_groups():
         return sorted(made)
 
     assert asked(1) == asked(2) == asked(4) == [(1, 0), (1, 1), (3, 0), (3, 1)]
+
+
+def test_parts_are_mixed_as_the_settings_say():
+    """Two scores of very different scale and opposite order: added up, the large one decides; normalised in
+    their group they cancel out but for their weights.
+    """
+    parts = {"large": torch.tensor([100.0, 300.0]).double(), "small": torch.tensor([0.2, 0.1]).double()}
+    rewards = parts["large"] + 3 * parts["small"]
+    groups, mask = torch.tensor([0, 0]), torch.ones(2, dtype=torch.bool)
+    scored = ScoredStep(rewards, parts, mask, groups, torch.arange(2), 0.0)
+    weights = {"large": RewardPartConfig(), "small": RewardPartConfig(weight=3.0)}
+    assert torch.equal(learned_rewards(scored, RewardConfig(weights)), rewards)
+    mixed = learned_rewards(scored, RewardConfig(weights, mix="normalized"))
+    # each part is -+ 1/sqrt(2): large -.707, +.707; small 3 x (+.707, -.707), but for 1e-4 beside a deviation
+    assert mixed.tolist() == pytest.approx([2**0.5, -(2**0.5)], rel=0.01)
