@@ -89,7 +89,7 @@ def accumulate_gradients(
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
-    if not isinstance(algorithm, LikelihoodAlgorithm):
+    if not isinstance(algorithm, LikelihoodAlgorithm) or not algorithm.engine_scores:
         return
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
@@ -122,8 +122,12 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
 def _compare(
     algorithm: LikelihoodAlgorithm, point: LikelihoodPoint, velocity: Streams, metrics: Accumulator
 ) -> Old:
-    """What the actor makes of a point; the distance of its log-probabilities from the engine's is noted."""
+    """What the actor makes of a point; the distance of its log-probabilities from the engine's is noted where
+    the engine has any.
+    """
     old = algorithm.observe(point, velocity)
+    if not algorithm.engine_scores:
+        return old
     gap = (old.log_prob - point.rollout_log_prob).abs()
     metrics.add_max(LARGEST_GAP, gap.max())
     metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))

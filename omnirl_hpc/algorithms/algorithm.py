@@ -18,6 +18,7 @@ from torch import Tensor
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config, WindowConfig
 from omnirl_hpc.policies import CURRENT, REFERENCE, Blend
+from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams
 
@@ -71,6 +72,7 @@ class Algorithm(ABC, Generic[Point]):
     needs: ClassVar[str] = TRAJECTORY
     policies: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
     sampler: str = CURRENT  # the policy that the engine samples with
+    whole_groups: ClassVar[bool] = False  # one rank needs all samples of a group, where several generate it
     # The actor evaluates the points of later updates before the first one changes it.
     recomputes_old: bool = False
 
@@ -105,6 +107,16 @@ class Algorithm(ABC, Generic[Point]):
         For generated samples.
         """
         raise NotImplementedError(f"{type(self).__name__} has no use for rewards")
+
+    def counted(self, advantages: Tensor, mask: Tensor) -> Tensor:
+        """[N] bool: the generated samples of a step that the loss is a mean over."""
+        return mask
+
+    def units(self, samples: Samples, advantages: Tensor, weights: Tensor) -> Batch:
+        """What is trained of a rank's generated samples, by group and sample, from the advantages [n] and
+        weights [n] of each.
+        """
+        return Batch(samples, advantages, weights)
 
     @abstractmethod
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[Point]:
@@ -167,10 +179,14 @@ Scored = TypeVar("Scored", bound=LikelihoodPoint)
 
 
 class LikelihoodAlgorithm(Algorithm[Scored]):
-    """An algorithm with ratios of likelihoods: engine and actor are compared before anything is learned."""
+    """An algorithm with ratios of likelihoods, or of what stands in for them: engine and actor are compared
+    before anything is learned, where the engine has them too.
+    """
 
     recomputes_old: bool = True  # otherwise the engine's log-probabilities are trusted
     tolerated_gap: float = math.inf  # between the engine's and the actor's, before they spoil the update
+    # False: the engine knows no likelihood, and points have zeros for its log-probabilities
+    engine_scores: bool = True
 
     @abstractmethod
     def log_prob(self, point: Scored, velocity: Streams) -> Tensor:

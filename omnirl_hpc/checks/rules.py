@@ -77,6 +77,7 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
     for key, value in {
         "seed": config.seed,
         "stop_before": config.stop_before,
+        "data.refill_rounds": config.data.refill_rounds,
         "evaluation.every": config.evaluation.every,
         "evaluation.seed": config.evaluation.seed,
         "logging.samples_every": config.logging.samples_every,
@@ -277,12 +278,12 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         "replica: change data.samples_per_prompt or actor.updates_per_step",
     )
     share, micro = units // layout.replica_size, config.actor.micro_batch_size
-    what = "samples" if algorithm.source == "rollout" else "pairs"
+    what = "pairs" if algorithm.needs == "pairs" else "samples"
     require(
         share % micro == 0,
         f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
-        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table "
-        f"count once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
+        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs count once "
+        f"for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
     )
 
 

@@ -33,6 +33,9 @@ class DataConfig:
     prompts: str = MISSING  # a parquet file with a column `prompt`
     prompts_per_step: int = 32  # groups of a step, over all ranks
     samples_per_prompt: int = 16  # the size of a group
+    # Dynamic sampling (DAPO): in up to so many rounds, groups whose rewards are all equal are replaced by
+    # those of the next prompts; what is still equal then counts nothing. 0: such groups stay and count.
+    refill_rounds: int = 0
     negative_prompt: str = " "  # where the table has no column negative_prompt
     # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width greater than
     # the step's longest prompt, because the width changes kernels: rollout and actor must share it.

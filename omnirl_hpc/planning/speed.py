@@ -36,7 +36,9 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     algorithm = find_class("algorithm", config.algorithm.name)(config)
     branches = samples_of_rank(config, layout) * guidance_branches(config)
     generated = branches * config.sampling.num_inference_steps if algorithm.source == "rollout" else 0
-    points = branches * algorithm.points_per_unit
+    units = config.data.prompts_per_step * algorithm.units_per_prompt // layout.world_size
+    rows = units * (2 if algorithm.needs == "pairs" else 1)  # that the model is evaluated on, at each point
+    points = rows * guidance_branches(config) * algorithm.points_per_unit
     later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
     forwards = 2 if config.actor.activation_checkpointing else 1
     forwards += len(algorithm.policies) - 1  # those of the others have no gradients

@@ -454,8 +454,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sources/rollout.py",
-        "scored.weights(self._config.actor.updates_per_step)",
-        "scored.weights(1)",
+        "scored.weights(self._config.actor.updates_per_step, counted)",
+        "scored.weights(1, counted)",
         "tests/test_trainer.py::test_every_sample_has_the_same_weight",
     ),
     Fault(

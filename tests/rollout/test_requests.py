@@ -95,3 +95,20 @@ def test_a_prompt_that_is_too_long_names_its_row():
     long = Group(0, Prompt("e", "a very long prompt", place="table.parquet, row 4"), 0)
     with pytest.raises(DataError, match="table.parquet, row 4: no width in data.text_lengths"):
         make(config(), groups=[long])
+
+
+@pytest.mark.parametrize(
+    ("whole_groups", "owners"), [(False, [0, 1, 0, 1, 0, 1, 0, 1]), (True, [0, 0, 1, 1, 0, 0, 1, 1])]
+)
+def test_the_ranks_of_a_replica_take_turns(whole_groups, owners):
+    """With samples, or with groups; the same where only some are asked for."""
+    settings, layout = config(), Layout(0, 2, 2, 2)
+    window = settings.sampling.window
+
+    def ask(**options):
+        given = (settings, Family(), encode, layout, 5, GROUPS, window)
+        return make_requests(*given, whole_groups=whole_groups, **options)
+
+    assert [request.owner for request in ask()] == owners
+    assert [request.owner for request in ask(only=[1, 2])] == owners[2:6]
+    assert {request.width for request in ask(width=64)} == {64}

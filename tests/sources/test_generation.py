@@ -32,7 +32,7 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
             return len(self.group)
 
         def __getitem__(self, rows):
-            return Samples(self.group[rows].tolist())
+            return Samples([self.group[row].item() for row in rows])
 
     def own(rank: int) -> list[int]:
         numbers = iter(range(8))
@@ -47,7 +47,8 @@ def test_the_ranks_of_a_replica_share_its_samples(micro_batches):
             generation = Generation.__new__(Generation)
             generation.engine, generation._rewards, generation._layout = engine, rewards, layout
             generation._residency = Residency("resident", PhaseTimer(CPU), DevicePeaks(CPU))
-            kept = generation.roll_out([], [SimpleNamespace(prompt=n) for n in range(8)], go_on)
+            requests = [SimpleNamespace(owner=number % 2) for number in range(8)]
+            kept = generation.roll_out(requests, [SimpleNamespace(prompt=n) for n in range(8)], go_on)
         assert scored == kept  # each rank scores what it trains
         return kept
 
