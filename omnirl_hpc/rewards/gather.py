@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ class ScoredStep:
     places: Tensor  # [N] int64, ascending: see Samples.place
     own: Tensor  # [n] int64, the places of this rank's samples, in the order of its batch
     seconds: float  # spent scoring in this rank's workers
+    components: dict[str, Tensor] = field(default_factory=dict)  # "PART/COMPONENT" -> [N] fp64, as `parts`
 
     @property
     def groups(self) -> Tensor:
@@ -49,7 +50,10 @@ class ScoredStep:
         kept = ~torch.isin(self.groups, new.groups)
         places = torch.cat([self.places[kept], new.places])
         order = places.argsort()
-        join = lambda ours, theirs: torch.cat([ours[kept], theirs])[order]  # noqa: E731
+
+        def join(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([ours[kept], theirs])[order]
+
         own = torch.cat([self.places[self.own][kept[self.own]], new.places[new.own]]).sort().values
         return ScoredStep(
             rewards=join(self.rewards, new.rewards),
@@ -58,6 +62,7 @@ class ScoredStep:
             places=places[order],
             own=torch.searchsorted(places[order], own),
             seconds=self.seconds + new.seconds,
+            components={name: join(values, new.components[name]) for name, values in self.components.items()},
         )
 
 
@@ -68,10 +73,17 @@ def gather_scores(scores: dict[str, Scores], places: Tensor, config: RewardConfi
 
     A sample that one part could not score has no reward: the sum of the others would be on another scale.
     """
-    own = torch.tensor([part.values for part in scores.values()], dtype=torch.float64, device=places.device)
+    details = {
+        f"{name}/{component}": values
+        for name, part in scores.items()
+        for component, values in part.components.items()
+    }
+    rows = [*(part.values for part in scores.values()), *details.values()]
+    own = torch.tensor(rows, dtype=torch.float64, device=places.device)
     together = _all_columns(torch.cat([places.double()[None], own]))
     together = together[:, together[0].argsort()]
     everyones, parts = together[0].long(), dict(zip(scores, together[1:]))
+    components = dict(zip(details, together[1 + len(scores) :]))
     rewards = sum(config.parts[name].weight * values for name, values in parts.items())
     mask = torch.isfinite(rewards)
     errors = [(name, error) for name, part in scores.items() for error in part.errors]
@@ -88,7 +100,8 @@ def gather_scores(scores: dict[str, Scores], places: Tensor, config: RewardConfi
             + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
     seconds = sum(part.seconds for part in scores.values())
-    return ScoredStep(rewards, parts, mask, everyones, torch.searchsorted(everyones, places), seconds)
+    own_places = torch.searchsorted(everyones, places)
+    return ScoredStep(rewards, parts, mask, everyones, own_places, seconds, components)
 
 
 def _all_columns(local: Tensor) -> Tensor:

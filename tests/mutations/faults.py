@@ -562,8 +562,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sources/rollout.py",
-        "(step % every and step != self._config.steps - 1)",
-        "(step % every)",
+        "(step % every == 0 or step == self._config.steps - 1)",
+        "(step % every == 0)",
         "tests/test_trainer.py::test_samples_are_saved",
     ),
     Fault(
@@ -634,8 +634,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rewards/jpeg_compressibility.py",
-        "return [-_jpeg",
-        "return [_jpeg",
+        "return -buffer.tell()",
+        "return buffer.tell()",
         "tests/rewards/test_jpeg_compressibility.py",
     ),
     Fault(
@@ -851,27 +851,27 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/models/qwen_image/family.py",
-        "torch.norm(positive, dim=-1, keepdim=True) / torch.norm(combined",
-        "torch.norm(unconditional, dim=-1, keepdim=True) / torch.norm(combined",
+        "torch.norm(conditional, dim=-1, keepdim=True) / torch.norm(combined",
+        "torch.norm(combined, dim=-1, keepdim=True) / torch.norm(combined",
         "tests/models/qwen_image/test_family.py",
     ),
     Fault(
-        "omnirl_hpc/models/qwen_image/family.py",
-        'guidance.scales["text"] * (positive',
-        '(guidance.scales["text"] - 1) * (positive',
-        "tests/models/qwen_image/test_family.py",
+        "omnirl_hpc/models/family.py",
+        "u + scale * (c - u)",
+        "u + (scale - 1) * (c - u)",
+        "tests/models/test_families.py",
     ),
     Fault(
         "omnirl_hpc/models/qwen_image/family.py",
-        "t.to(dtype) / 1000",
-        "(t / 1000).to(dtype)",
-        "tests/models/qwen_image/test_family.py",
+        "timesteps[LATENTS].to(dtype) / 1000",
+        "(timesteps[LATENTS] / 1000).to(dtype)",
+        "tests/models/test_families.py",
     ),
     Fault(
-        "omnirl_hpc/models/qwen_image/family.py",
+        "omnirl_hpc/models/family.py",
         ".mul(255).round()",
         ".mul(255)",
-        "tests/models/qwen_image/test_family.py",
+        "tests/models/test_families.py",
     ),
     Fault("omnirl_hpc/sync.py", " or receipt.version != version", "", "tests/test_sync.py"),
     Fault("omnirl_hpc/sync.py", "tensor.to(dtype, copy=True)", "tensor.to(dtype)", "tests/test_sync.py"),
@@ -1016,9 +1016,15 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rewards/runner.py",
-        "[score if math.isfinite(score) else math.nan for score in scores]",
-        "[score if math.isfinite(score) else 0.0 for score in scores]",
-        "tests/rewards/test_runner.py",
+        "[score if math.isfinite(score) else math.nan for score in scores or [math.nan] * count]",
+        "[score if math.isfinite(score) else 0.0 for score in scores or [math.nan] * count]",
+        "tests/rewards/test_processes.py",
+    ),
+    Fault(
+        "omnirl_hpc/rewards/gather.py",
+        "dict(zip(details, together[1 + len(scores) :]))",
+        "dict(zip(details, together[1:]))",
+        "tests/rewards/test_gather.py",
     ),
     Fault(
         "omnirl_hpc/pinned.py",
@@ -1049,7 +1055,7 @@ FAULTS = (
         "omnirl_hpc/models/shape.py",
         "rank * sum(i + o for",
         "rank * sum(o + o for",
-        "tests/models/qwen_image/test_shape.py",
+        "tests/models/test_shape.py",
     ),
     # agreeing on a stop
     Fault(

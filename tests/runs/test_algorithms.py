@@ -85,11 +85,15 @@ RECIPES: dict[str, tuple[str, ...]] = {
 class InProcessRewards:
     """Stands for RewardMix, whose processes take seconds to start: the brightness of a part of each image."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    tenants: tuple[()] = ()
+
+    def __init__(self, config: RewardConfig, device: torch.device) -> None:
         self._parts, self._values = tuple(config.parts), []
 
     def submit(self, batch: RewardBatch) -> None:
-        self._values += [float(image[:, : image.shape[1] // 2].mean()) / 255 for image in batch.images]
+        self._values += [
+            float(image[:, : image.shape[1] // 2].float().mean()) / 255 for image in batch.images
+        ]
 
     def collect(self) -> dict[str, Scores]:
         values, self._values = self._values, []
