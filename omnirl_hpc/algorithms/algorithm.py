@@ -94,6 +94,13 @@ class Algorithm(ABC, Generic[Point]):
         return self.config.sampling.window if self.needs == TRAJECTORY else None
 
     @property
+    def given(self) -> Mapping[str, str]:
+        """Of its policies those that come from files and never change, each with the path of an adapter, or
+        of a checkpoint of the family. All others start as the current one.
+        """
+        return {}
+
+    @property
     def units_per_prompt(self) -> int:
         return self.config.data.samples_per_prompt if self.source == ROLLOUT else 1
 

@@ -192,11 +192,15 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
         if REFERENCE in velocities:
             reference = self.transitions(point, velocities[REFERENCE])
             means_of_reference = map_streams(Tensor.detach, step_means(reference))
-            without_dt = self.settings.kl_scale == "code" and self.config.sampling.transition == "sde"
-            divergence = divergence_per_element(point, current, means_of_reference, without_dt)
+            divergence = divergence_per_element(point, current, means_of_reference, self.leaves_out_dt)
             loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
             means["kl_reference"] = divergence.detach()
         return LossOutput(loss, means, policy.maxima)
+
+    @property
+    def leaves_out_dt(self) -> bool:
+        """Whether divergences leave the step size out of an sde's variance, as other code does."""
+        return self.settings.kl_scale == "code" and self.config.sampling.transition == "sde"
 
     def transitions(self, point: TransitionPoint, velocity: Streams) -> dict[str, Transition]:
         """Of each stream."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omnirl_hpc.checks.node_rules import (
     NODE_RULES,
+    given_policies_fit,
     init_adapter_fits,
     step_to_resume_is_there,
     trackers_are_installed,
@@ -471,13 +472,14 @@ RULES = (
     *NODE_RULES,
 )
 
-ALGORITHM_RULES = (algorithm_fits,)
+ALGORITHM_RULES = (algorithm_fits, given_policies_fit)
 
 TRAINING_RULES = (
     algorithm_is_known,
     algorithm_fits,
     layout_is_possible,
     updates_divide_the_step,
+    given_policies_fit,
     init_adapter_fits,
     step_to_resume_is_there,
     trackers_are_installed,

@@ -19,7 +19,7 @@ from omnirl_hpc.planning.measured import (
     PROCESS_BYTES,
     SAVED_VECTORS,
 )
-from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.policies import CURRENT, REFERENCE, is_checkpoint
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TYPICAL_TEXT = 128  # tokens of real prompts: 64 to 128
@@ -128,12 +128,11 @@ def engine_adapter(config: Config, shape: ModelShape) -> dict[str, float]:
 
 
 def frozen_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
-    """The actor's base, sharded."""
-    if config.actor.train == "full":
-        return {}
-    return {
-        "actor: base weights": BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size
-    }
+    """The actor's base, sharded, and policies that are models of their own."""
+    size = BYTES[config.actor.dtype] * shape.transformer_parameters / layout.shard_size
+    given = find_class("algorithm", config.algorithm.name)(config).given
+    models = {f"actor: {policy}": size for policy, path in given.items() if is_checkpoint(path)}
+    return models if config.actor.train == "full" else {"actor: base weights": size} | models
 
 
 def trained_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
@@ -160,7 +159,8 @@ def trained_bytes(config: Config, shape: ModelShape) -> float:
 def stored_bytes(config: Config, shape: ModelShape) -> float:
     """The policies that are stored beside the current one, in fp32: the algorithm's and the running mean."""
     algorithm = find_class("algorithm", config.algorithm.name)(config)
-    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE}
+    models = {policy for policy, path in algorithm.given.items() if is_checkpoint(path)}
+    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE} - models
     count = len(stored) + (config.actor.ema_decay is not None)
     full = config.actor.train == "full"
     one = shape.transformer_parameters if full else adapter_parameters(config, shape)

@@ -50,7 +50,10 @@ class ScoredStep:
         kept = ~torch.isin(self.groups, new.groups)
         places = torch.cat([self.places[kept], new.places])
         order = places.argsort()
-        join = lambda ours, theirs: torch.cat([ours[kept], theirs])[order]  # noqa: E731
+
+        def join(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([ours[kept], theirs])[order]
+
         own = torch.cat([self.places[self.own][kept[self.own]], new.places[new.own]]).sort().values
         return ScoredStep(
             rewards=join(self.rewards, new.rewards),
@@ -60,6 +63,7 @@ class ScoredStep:
             places=places[order],
             own=torch.searchsorted(places[order], own),
             seconds=self.seconds + new.seconds,
+            components={name: join(values, new.components[name]) for name, values in self.components.items()},
         )
 
 

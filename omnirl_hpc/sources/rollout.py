@@ -81,8 +81,8 @@ class RolloutSource:
             self._save_samples(step, samples, scored, groups)
         counted = algorithm.counted(advantages, scored.mask)
         if data.refill_rounds:
-            alike = torch.tensor(self._equal_groups(scored), device=counted.device)
-            counted = counted & ~torch.isin(scored.groups, alike)
+            equal = torch.tensor(self._equal_groups(scored), device=counted.device)
+            counted = counted & ~torch.isin(scored.groups, equal)
             metrics["reward/refilled_groups"] = used - prompts
         weights = scored.weights(self._config.actor.updates_per_step, counted)
         return StepInput(algorithm.units(samples, advantages[scored.own], weights[scored.own]), metrics)
@@ -101,8 +101,8 @@ class RolloutSource:
             window = self._algorithm.window(step)
             requests = self._generation.requests(self._config, step, groups, window, **options)
         with self._timer.phase("rollout"):  # rewards are scored meanwhile
-            seen = self._samples_are_saved(step) or media_are_scored(self._config.reward)
-            made = self._generation.roll_out(requests, groups, check_stop, media=seen) if requests else None
+            media = self._samples_are_saved(step) or media_are_scored(self._config.reward)
+            made = self._generation.roll_out(requests, groups, check_stop, media=media) if requests else None
         with self._timer.phase("reward_exposed"):
             return made, self._generation.score(made, self._config.reward)
 

@@ -284,27 +284,27 @@ FAULTS = (
     Fault("omnirl_hpc/rollout/requests.py", "[: 1 + guided]", "[:1]", "tests/rollout/test_requests.py"),
     Fault(
         "omnirl_hpc/rollout/requests.py",
-        "width = condition_width(config, family, groups)",
-        "width = condition_width(config, family, [groups[i] for i in layout.groups(len(groups))])",
+        "width or condition_width(config, family, groups)",
+        "width or condition_width(config, family, [groups[i] for i in layout.groups(len(groups))])",
         "tests/rollout/test_requests.py",
     ),
     Fault(
         "omnirl_hpc/rollout/requests.py",
-        "range(group.first_sample, group.first_sample + config.data.samples_per_prompt)",
-        "range(config.data.samples_per_prompt)",
+        "sample = group.first_sample + place",
+        "sample = place",
         "tests/rollout/test_requests.py",
     ),
     Fault(
         "omnirl_hpc/sources/generation.py",
-        "batch = batch[first::k]",
-        "batch = batch[first % 1 :: k]",
+        "next(owners).owner == rank",
+        "next(owners).owner == 0",
         "tests/sources/test_generation.py",
     ),
     Fault(
-        "omnirl_hpc/sources/generation.py",
-        "(self._layout.rank_in_replica - made) % k",
-        "self._layout.rank_in_replica % k",
-        "tests/sources/test_generation.py",
+        "omnirl_hpc/rollout/requests.py",
+        "turn * count + place",
+        "turn + place",
+        "tests/rollout/test_requests.py",
     ),
     Fault(
         "omnirl_hpc/rollout/fitting.py",
@@ -375,8 +375,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/trajectory.py",
-        "mask=mask).clamp(-clip, clip)",
-        "mask=mask)",
+        ").clamp(-clip, clip)",
+        ")",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
@@ -427,6 +427,84 @@ FAULTS = (
         "std=None",
         "tests/algorithms/test_flow_grpo.py",
     ),
+    Fault(
+        "omnirl_hpc/algorithms/awm.py",
+        "levels * root if weighting ==",
+        "root if weighting ==",
+        "tests/algorithms/test_awm.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/awm.py",
+        "- SMALLEST_ERROR**p",
+        "",
+        "tests/algorithms/test_awm.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/awm.py",
+        "clamp(-clip, clip) / clip",
+        "clamp(-clip, clip)",
+        "tests/algorithms/test_awm.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/awm.py",
+        "*who.address(TRAINING_TIMESTEP, k)",
+        "*who.address(TRAINING_TIMESTEP)",
+        "tests/algorithms/test_awm.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/online_dpo.py",
+        "rewards[members].argmin()",
+        "rewards[members].argmax()",
+        "tests/algorithms/test_online_dpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/online_dpo.py",
+        "weights[chosen] + weights[rejected]",
+        "weights[chosen]",
+        "tests/algorithms/test_online_dpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/diffusion_opd.py",
+        "self.settings.policy_coef * point.advantages",
+        "point.advantages",
+        "tests/algorithms/test_diffusion_opd.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/diffusion_opd.py",
+        "map_streams(Tensor.detach, step_means(",
+        "map_streams(Tensor.clone, step_means(",
+        "tests/algorithms/test_diffusion_opd.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/tokens.py",
+        "made = clipped_surrogate(log_ratio, point.advantages, point.weights > 0, clip_low, clip_high)",
+        "made = clipped_surrogate(log_ratio, point.advantages, point.weights > 0, clip_low, clip_low)",
+        "tests/algorithms/test_tokens.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/tokens.py",
+        "lengths / lengths.sum().clamp(min=1)",
+        "(lengths > 0).float() / lengths.sum().clamp(min=1)",
+        "tests/algorithms/test_tokens.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/tokens.py",
+        "torch.exp(behind) - 1 - behind",
+        "torch.exp(behind) - 1",
+        "tests/algorithms/test_tokens.py",
+    ),
+    Fault(
+        "omnirl_hpc/sources/rollout.py",
+        "counted = counted & ~torch.isin(scored.groups, equal)",
+        "pass",
+        "tests/sources/test_rollout.py",
+    ),
+    Fault(
+        "omnirl_hpc/sources/rollout.py",
+        "self._sampler.cursor += used",
+        "self._sampler.cursor += prompts",
+        "tests/sources/test_rollout.py",
+    ),
     # the step
     Fault(
         "omnirl_hpc/trainer.py",
@@ -442,8 +520,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sources/rollout.py",
-        "        self._sampler.cursor = cursor\n",
-        "",
+        "self._sampler.peek(self._sampler.prompts_per_step)",
+        "self._sampler.next_groups()",
         "tests/test_trainer.py::test_fitting_the_micro_batch_uses_up_no_prompt",
     ),
     Fault(
@@ -484,8 +562,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/sources/rollout.py",
-        "(step % every and step != self._config.steps - 1)",
-        "(step % every)",
+        "(step % every == 0 or step == self._config.steps - 1)",
+        "(step % every == 0)",
         "tests/test_trainer.py::test_samples_are_saved",
     ),
     Fault(
@@ -525,10 +603,10 @@ FAULTS = (
         "tests/test_trainer.py::test_two_ranks_are_one",
     ),
     Fault(
-        "omnirl_hpc/rewards/gather.py",
-        "batch.group * 2**32 + batch.sample",
-        "batch.sample * 2**32 + batch.group",
-        "tests/rewards/test_gather.py",
+        "omnirl_hpc/sampling/samples.py",
+        "self.group * GROUP_PLACE + self.sample",
+        "self.sample * GROUP_PLACE + self.group",
+        "tests/sources/test_rollout.py",
     ),
     Fault(
         "omnirl_hpc/rewards/gather.py",
@@ -544,20 +622,20 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rewards/gather.py",
-        "torch.searchsorted(identities, identity)",
-        "torch.arange(len(identity))",
+        "torch.searchsorted(everyones, places)",
+        "torch.arange(len(places))",
         "tests/rewards/test_gather.py",
     ),
     Fault(
         "omnirl_hpc/rewards/gather.py",
-        "torch.bincount(update[self.mask], minlength=updates)",
+        "torch.bincount(update[counted], minlength=updates)",
         "torch.bincount(update, minlength=updates)",
         "tests/rewards/test_gather.py",
     ),
     Fault(
         "omnirl_hpc/rewards/jpeg_compressibility.py",
-        "return [-_jpeg",
-        "return [_jpeg",
+        "return -buffer.tell()",
+        "return buffer.tell()",
         "tests/rewards/test_jpeg_compressibility.py",
     ),
     Fault(

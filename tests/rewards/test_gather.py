@@ -94,7 +94,7 @@ def test_a_sample_that_one_part_could_not_score_has_no_reward_but_keeps_its_othe
 
 
 def test_components_are_gathered_beside_the_parts_and_count_nothing():
-    places = GROUP_PLACE * torch.tensor([1, 0, 1, 0]) + torch.tensor([0, 1, 1, 0])
+    places = torch.tensor([1, 0, 1, 0]) * GROUP_PLACE + torch.tensor([0, 1, 1, 0])
     scores = Scores([0.1, 0.2, 0.3, 0.4], 0.0, [], {"red": [1.0, 2.0, NAN, 4.0]})
     with one_rank_group():
         made = gather_scores({"text": scores}, places, RewardConfig({"text": RewardPartConfig(weight=2.0)}))

@@ -5,6 +5,7 @@ mid-step and resumed they are, to the bit, the run that was never stopped.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.trackers import Trackers
+from omnirl_hpc.models.qwen_image.tiny import write_tiny
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rewards.runner import Scores
@@ -37,8 +39,7 @@ pytestmark = pytest.mark.slow
 
 RANKS, STEPS, STOPPED = 2, 4, 3
 
-# Small, whatever the recipe says, on the tiny model; two micro-batches in each of two updates of a rank, so
-# that sums of gradients have an order.
+# Small, whatever the recipe says, on the tiny model; a rank has one micro-batch in each of two updates.
 SMALL = (
     "model.height=32",
     "model.width=32",
@@ -49,7 +50,7 @@ SMALL = (
     "sampling.window.last=3",
     "sampling.window.size=2",
     "rollout.micro_batch_size=4",
-    "actor.micro_batch_size=1",
+    "actor.micro_batch_size=2",
     "actor.updates_per_step=2",
     "actor.lora.rank=4",
     "actor.optimizer.warmup_updates=8",  # a schedule that a wrong resume would lose
@@ -62,23 +63,37 @@ SMALL = (
     "checkpoint.every=2",
     "checkpoint.keep=10",
 )
-# recipe -> what is set besides: what a short run would not show
+# A recipe, and what it is called here where there are several of it -> what is set besides: what a short run
+# would not show. {folder} is where the runs are, in this order.
 RECIPES: dict[str, tuple[str, ...]] = {
     "flowgrpo_glyph": (),
     "awm_glyph": ("algorithm.points_per_sample=2",),
     "diffusionnft_glyph": ("algorithm.old_decay=delayed", "algorithm.old_every=2"),
-    "dpo_tiny": ("algorithm.beta=2000", "data.prompts_per_step=8"),
+    "diffusionopd_glyph-adapter": (
+        "algorithm.teacher={folder}/flowgrpo_glyph/straight/checkpoints/step_000004/adapter",
+    ),
+    "diffusionopd_glyph-checkpoint": (
+        "algorithm.teacher={folder}/teacher",
+        "algorithm.policy_coef=1",
+        "algorithm.kl_coef=0.1",
+    ),
+    "onlinedpo_glyph": ("data.refill_rounds=1", "actor.micro_batch_size=1"),
+    "dpo_tiny": ("algorithm.beta=2000", "data.prompts_per_step=8", "actor.micro_batch_size=1"),
 }
 
 
 class InProcessRewards:
     """Stands for RewardMix, whose processes take seconds to start: the brightness of a part of each image."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    tenants: tuple[()] = ()
+
+    def __init__(self, config: RewardConfig, device: torch.device) -> None:
         self._parts, self._values = tuple(config.parts), []
 
     def submit(self, batch: RewardBatch) -> None:
-        self._values += [float(image[:, : image.shape[1] // 2].mean()) / 255 for image in batch.images]
+        self._values += [
+            float(image[:, : image.shape[1] // 2].float().mean()) / 255 for image in batch.images
+        ]
 
     def collect(self) -> dict[str, Scores]:
         values, self._values = self._values, []
@@ -127,37 +142,49 @@ def straight_and_stopped(runs: dict[str, list[str]], folder: Path) -> None:
             assert run([*overrides, f"run_dir={faults.run_dir}"]) == expected
 
 
+def make_runs(folder: Path, model: Path, prompts: Path, recipes: Iterable[str], *more: str) -> None:
+    """The runs of some of RECIPES, each in a folder of its name. more: settings of all."""
+    write_tiny(folder / "teacher", seed=1)
+    tables = {"dpo_tiny": write_images(folder / "pairs.parquet")}
+    settings = {
+        recipe: [
+            f"recipe={recipe.partition('-')[0]}",
+            *SMALL,
+            f"model.path={model}",
+            f"data.prompts={tables.get(recipe, prompts)}",
+            *(setting.format(folder=folder) for setting in RECIPES[recipe]),
+            *more,
+        ]
+        for recipe in recipes
+    }
+    run_ranks(RANKS, straight_and_stopped, settings, folder, deadline=900)
+
+
+def assert_resumed(folder: Path) -> None:
+    """The run in `folder` that was stopped and resumed is, to the bit, the one that was not."""
+    straight, stopped = folder / "straight", folder / "stopped"
+    assert_same_run(stopped, straight)
+    metrics = lines(straight / "metrics.jsonl")
+    assert all(step["grad_norm"] > 0 and math.isfinite(step["loss"]) for step in metrics)
+    names = {path.name for path in (straight / f"checkpoints/step_{STEPS:06d}").iterdir() if path.is_dir()}
+    assert {"adapter", "ema"} <= names
+    for policy in names & {"adapter", "ema", "old", "teacher"}:
+        ours, theirs = (adapter(run, STEPS, policy) for run in (straight, stopped))
+        assert largest_difference(ours, theirs) == 0
+    assert largest_difference(adapter(straight, 0, "adapter"), adapter(straight, STEPS, "adapter")) > 0
+
+
 @pytest.fixture(scope="module")
 def runs(tiny_model, tiny_prompts, tmp_path_factory) -> Path:
     """The folder that holds a folder for each recipe."""
     folder = tmp_path_factory.mktemp("algorithms")
-    tables = {"dpo_tiny": write_images(folder / "pairs.parquet")}
-    settings = {
-        recipe: [
-            f"recipe={recipe}",
-            *SMALL,
-            f"model.path={tiny_model}",
-            f"data.prompts={tables.get(recipe, tiny_prompts)}",
-            *own,
-        ]
-        for recipe, own in RECIPES.items()
-    }
-    run_ranks(RANKS, straight_and_stopped, settings, folder, deadline=600)
+    make_runs(folder, tiny_model, tiny_prompts, RECIPES)
     return folder
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(runs, recipe):
-    straight, stopped = runs / recipe / "straight", runs / recipe / "stopped"
-    assert_same_run(stopped, straight)
-    metrics = lines(straight / "metrics.jsonl")
-    assert all(step["grad_norm"] > 0 and math.isfinite(step["loss"]) for step in metrics)
-    names = {path.name for path in (straight / f"checkpoints/step_{STEPS:06d}").iterdir() if path.is_dir()}
-    for policy in names & {"adapter", "ema", "old", "teacher"}:
-        ours, theirs = (adapter(folder, STEPS, policy) for folder in (straight, stopped))
-        assert largest_difference(ours, theirs) == 0
-    assert "ema" in names
-    assert largest_difference(adapter(straight, 0, "adapter"), adapter(straight, STEPS, "adapter")) > 0
+    assert_resumed(runs / recipe)
 
 
 def adapter(run: Path, step: int, policy: str) -> dict[str, torch.Tensor]:
@@ -181,6 +208,19 @@ def test_the_old_policy_of_diffusion_nft_lags_behind_by_its_own_schedule(runs):
     assert largest_difference(at[4, "old"], at[2, "old"]) > 0
     # In step 3 the current policy has moved away from the one that samples, which images are of.
     assert metrics[3]["distance/old"] > 0
+
+
+@pytest.mark.parametrize("kind", ["adapter", "checkpoint"])
+def test_a_teacher_is_given_and_stays(runs, kind):
+    run = runs / f"diffusionopd_glyph-{kind}" / "straight"
+    first = lines(run / "metrics.jsonl")[0]
+    assert first["kl_teacher"] > 0 and first["ratio/first_update_max_abs_log"] < 1e-6
+    if kind == "checkpoint":  # no weights of it are the run's
+        assert first["kl_reference"] >= 0 and not (run / "checkpoints/step_000004/teacher").exists()
+        return
+    given = adapter(runs / "flowgrpo_glyph" / "straight", STEPS, "adapter")
+    for step in (0, STEPS):
+        assert largest_difference(adapter(run, step, "teacher"), given) == 0
 
 
 def test_dpo_on_a_table_generates_nothing_and_asks_no_reward(runs):

@@ -58,7 +58,7 @@ class Engine:
         condition = lambda prompt: {"embeds": torch.zeros(1)}  # noqa: E731
         return make_requests(config, Family(), condition, self.layout, step, groups, window, **options)
 
-    def roll_out(self, requests, groups, check_stop):
+    def roll_out(self, requests, groups, check_stop, media):
         check_stop()
         self.rounds.append([request.identity.prompt_id for request in requests[::2]])
         return Samples(
@@ -102,6 +102,7 @@ def source(tmp_path, monkeypatch):
             sampling=SamplingConfig(true_cfg_scale=1.0),
             actor=ActorConfig(updates_per_step=2),
             algorithm=DiffusionNFTConfig(),
+            reward=RewardConfig({"jpeg": RewardPartConfig("jpeg_compressibility")}),
             logging=LoggingConfig(samples_every=0),
         )
         made = Engine(ALONE)
