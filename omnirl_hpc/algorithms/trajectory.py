@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Optional, cast
 
+import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.advantages import STANDARD_DEVIATIONS, advantages
@@ -17,6 +18,7 @@ from omnirl_hpc.algorithms.algorithm import (
     LikelihoodAlgorithm,
     LikelihoodPoint,
     LossOutput,
+    Old,
     weighted_sum,
     with_reference,
 )
@@ -64,6 +66,7 @@ class TransitionPoint(LikelihoodPoint):
     sigma: Streams  # [B] fp32, before and after the step
     sigma_next: Streams
     sigma_max: Streams  # [B] fp32, the schedule's second sigma
+    old_means: Streams | None = None  # [B, …] fp32, of the old policy's transitions, where they are compared
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,13 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     Settings = TrajectoryConfig
     settings: TrajectoryConfig
     range_key: ClassVar[str] = "clip_range"  # the setting that limits how far the policy moves
+    # The loss reads the old policy's means, which the actor keeps in fp32 for the points of later updates.
+    compares_means: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.policies = with_reference((CURRENT,), self.settings.kl_coef)
-        self.recomputes_old = self.settings.old_log_prob == "recompute"
+        self.recomputes_old = self.compares_means or self.settings.old_log_prob == "recompute"
 
     @abstractmethod
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:
@@ -166,21 +171,35 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
         steps = made.log_probs.shape[1]
         conditions = stack_conditions(samples.conditions)
         negative = None if samples.negative is None else stack_conditions(samples.negative)
-        for i in range(steps):
+        for i in self.places(samples, steps):
             yield TransitionPoint(
                 latents=_at(made.latents, i),
                 timesteps=_at(made.timesteps, i),
                 conditions=conditions,
                 negative=negative,
-                weights=batch.weights / steps,
+                weights=batch.weights / self.points_per_unit,
                 advantages=batch.advantages,
                 next_latents=_at(made.latents, i + 1),
                 sigma=_at(made.sigmas, i),
                 sigma_next=_at(made.sigmas, i + 1),
                 sigma_max=made.sigma_max,
-                rollout_log_prob=made.log_probs[:, i],
-                old_log_prob=made.log_probs[:, i],
+                rollout_log_prob=_at_place(made.log_probs, i),
+                old_log_prob=_at_place(made.log_probs, i),
             )
+
+    def places(self, samples: Samples, steps: int) -> Iterable[int | Tensor]:
+        """Which steps of the window are trained, one after the other: a number for all samples or [B]."""
+        return range(steps)
+
+    def observe(self, point: TransitionPoint, velocity: Streams) -> Old:
+        steps = self.transitions(point, velocity)
+        return Old(step_log_prob(point, steps), step_means(steps) if self.compares_means else None)
+
+    def with_old(self, point: TransitionPoint, old: Old) -> TransitionPoint:
+        recomputed = self.settings.old_log_prob == "recompute"
+        return replace(
+            point, old_log_prob=old.log_prob if recomputed else point.old_log_prob, old_means=old.means
+        )
 
     def log_prob(self, point: TransitionPoint, velocity: Streams) -> Tensor:
         return step_log_prob(point, self.transitions(point, velocity))
@@ -215,8 +234,15 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
         }
 
 
-def _at(streams: Streams, place: int) -> Streams:
-    return map_streams(lambda tensor: tensor[:, place], streams)
+def _at(streams: Streams, place: int | Tensor) -> Streams:
+    return map_streams(lambda tensor: _at_place(tensor, place), streams)
+
+
+def _at_place(tensor: Tensor, place: int | Tensor) -> Tensor:
+    """[B, W, …] -> [B, …] at one place, or at each sample's own."""
+    if isinstance(place, int):
+        return tensor[:, place]
+    return tensor[torch.arange(len(place), device=tensor.device), place.to(tensor.device)]
 
 
 def step_means(steps: Mapping[str, Transition]) -> Streams:

@@ -239,6 +239,11 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
     )
     require(
+        algorithm.needs == "trajectory" or not config.sampling.shared_noise,
+        f"sampling.shared_noise=true is not for algorithm.name={config.algorithm.name}, which samples by ODE "
+        "steps alone: all samples of a group would be equal; set it to false",
+    )
+    require(
         "reference" not in algorithm.policies or config.actor.train != "full",
         f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its "
         "adapter, and actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, "

@@ -57,6 +57,7 @@ class SamplingConfig:
     true_cfg_scale: float = 4.0  # 1.0: no classifier-free guidance
     transition: str = "sde"  # sde | cps | dance
     noise_level: float = 1.2  # eta of the transition
+    shared_noise: bool = False  # the samples of a group start from one noise; for stochastic steps only
     window: WindowConfig = field(default_factory=WindowConfig)
 
 

@@ -40,11 +40,13 @@ def make_requests(
         negative = encode(replace(prompt, prompt=negative_text(config, group))) if guided else None
         for sample in range(group.first_sample, group.first_sample + config.data.samples_per_prompt):
             identity = SampleIdentity(config.seed, step, prompt.id, sample)
-            place = NO_STEPS
+            place, start = NO_STEPS, None
             if window is not None:
+                if config.sampling.shared_noise:
+                    start = replace(identity, sample=group.first_sample)
                 sampling = replace(config.sampling, window=window)
                 place = draw_window(sampling, config.seed, step, prompt.id, sample)
-            requests.append(SampleRequest(identity, group.index, place, condition, negative, width))
+            requests.append(SampleRequest(identity, group.index, place, condition, negative, width, start))
     return requests
 
 

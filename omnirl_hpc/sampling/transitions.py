@@ -95,6 +95,23 @@ def transition(
     return Transition(mean, std, next_sample, log_density.flatten(1).mean(dim=1))
 
 
+def transition_std(
+    kind: str,
+    sigma: Tensor,
+    sigma_next: Tensor,
+    noise_level: float,
+    sigma_max: Tensor | float,
+) -> Tensor:
+    """[B] standard deviation of the stochastic step from sigma [B] to sigma_next [B], as `transition` has
+    it.
+    """
+    nothing = torch.zeros(len(sigma), 1, device=sigma.device)
+    made = transition(
+        kind, nothing, nothing, sigma, sigma_next, noise_level=noise_level, sigma_max=sigma_max, noise=nothing
+    )
+    return made.std.flatten()
+
+
 def _per_sample(value: Tensor | float, like: Tensor) -> Tensor:
     """A scalar or [B] tensor as fp32, shaped to broadcast against `like` [B, …]."""
     value = torch.as_tensor(value, dtype=torch.float32, device=like.device)
