@@ -363,7 +363,7 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/trajectory.py",
-        "weights=batch.weights / steps",
+        "weights=batch.weights / self.points_per_unit",
         "weights=batch.weights",
         "tests/algorithms/test_flow_grpo.py",
     ),
@@ -375,8 +375,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/trajectory.py",
-        "mask=mask).clamp(-clip, clip)",
-        "mask=mask)",
+        ").clamp(-clip, clip)",
+        ")",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
@@ -411,8 +411,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/trajectory.py",
-        "\n                old_log_prob=made.log_probs[:, i]",
-        "\n                old_log_prob=made.log_probs[:, 0]",
+        "\n                old_log_prob=_at_place(made.log_probs, i)",
+        "\n                old_log_prob=_at_place(made.log_probs, 0)",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
@@ -426,6 +426,66 @@ FAULTS = (
         "std=self.settings.advantage_std",
         "std=None",
         "tests/algorithms/test_flow_grpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/trajectory.py",
+        "old_log_prob=old.log_prob if recomputed else point.old_log_prob",
+        "old_log_prob=point.old_log_prob",
+        "tests/algorithms/test_flow_grpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/trajectory.py",
+        "self.compares_means or self.settings",
+        "self.settings",
+        "tests/algorithms/test_flow_dppo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/advantages.py",
+        "centred *= len(inside) / (len(inside) - 1)",
+        "centred *= len(inside) / len(inside)",
+        "tests/algorithms/test_advantages.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/scale.py",
+        "[(1.0, s.std) if",
+        "[(0.5, s.std) if",
+        "tests/algorithms/test_scale.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/grpo_guard.py",
+        "(step.next_sample - old[name])",
+        "(step.next_sample - step.mean)",
+        "tests/algorithms/test_grpo_guard.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/grpo_guard.py",
+        "made.values / mean_over_streams",
+        "made.values * mean_over_streams",
+        "tests/algorithms/test_grpo_guard.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/flow_dppo.py",
+        "masked = onwards & (divergence",
+        "masked = (divergence",
+        "tests/algorithms/test_flow_dppo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/tempflow_grpo.py",
+        "sigmas[[i + 1 for i in steps]]",
+        "sigmas[[i + 1 for i in steps]] * 0.9",
+        "tests/algorithms/test_tempflow_grpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/dance_grpo.py",
+        "[: self.points_per_unit]",
+        "[:1]",
+        "tests/algorithms/test_dance_grpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/rollout/requests.py",
+        "sample=group.first_sample)",
+        "sample=0)",
+        "tests/rollout/test_requests.py",
     ),
     # the step
     Fault(
