@@ -115,6 +115,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     one_of("reward.mix", config.reward.mix, ("sum", "normalized"))
+    one_of("sampling.window.solver", config.sampling.window.solver, ("euler", "dpm2"))
     one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
@@ -207,6 +208,19 @@ def window_fits_schedule(config: Config, world_size: int) -> None:
         1 <= size <= last - window.first,
         f"sampling.window.size={window.size} does not fit between sampling.window.first={window.first} and "
         f"sampling.window.last={last}: use 1 to {last - window.first}",
+    )
+
+
+def window_can_be_followed_by_fewer_steps(config: Config, world_size: int) -> None:
+    window = config.sampling.window
+    require(
+        0 < window.compress <= 1,
+        f"sampling.window.compress={window.compress} must be above 0 and at most 1",
+    )
+    require(
+        window.compress == 1 or window.per == "step",
+        f"sampling.window.compress={window.compress} and sampling.window.per={window.per}: samples whose "
+        "windows end at different steps would have different numbers of steps; set sampling.window.per=step",
     )
 
 
@@ -434,6 +448,7 @@ RULES = (
     guidance_is_valid,
     noise_level_fits_transition,
     window_fits_schedule,
+    window_can_be_followed_by_fewer_steps,
     layout_is_possible,
     updates_divide_the_step,
     algorithm_fits,

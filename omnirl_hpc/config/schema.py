@@ -47,6 +47,10 @@ class WindowConfig:
     first: int = 0  # the window starts at this step or later …
     last: Optional[int] = 5  # … and ends before this one; null: the last step of the schedule
     per: str = "step"  # one draw for each training step | prompt | sample
+    # The ODE steps after the window: euler | dpm2, DPM-Solver++ of second order (arXiv 2211.01095), which
+    # needs fewer of them; compress: how many there are, as a fraction of those of the schedule
+    solver: str = "euler"
+    compress: float = 1.0
 
 
 @dataclass
