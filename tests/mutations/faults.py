@@ -487,6 +487,30 @@ FAULTS = (
         "sample=0)",
         "tests/rollout/test_requests.py",
     ),
+    Fault(
+        "omnirl_hpc/algorithms/mix_grpo.py",
+        "place % len(starts)",
+        "place % (len(starts) + 1) % len(starts)",
+        "tests/algorithms/test_mix_grpo.py",
+    ),
+    Fault(
+        "omnirl_hpc/sampling/transitions.py",
+        "h / (2 * h_before)",
+        "h / h_before",
+        "tests/sampling/test_recorder.py",
+    ),
+    Fault(
+        "omnirl_hpc/sampling/recorder.py",
+        "after = (places >= self._size)",
+        "after = (places != self._size)",
+        "tests/sampling/test_recorder.py",
+    ),
+    Fault(
+        "omnirl_hpc/sampling/windows.py",
+        "np.linspace(end, schedule.num_steps",
+        "np.linspace(end, schedule.num_steps - 1",
+        "tests/sampling/test_windows.py",
+    ),
     # the step
     Fault(
         "omnirl_hpc/trainer.py",
