@@ -45,7 +45,7 @@ class FlowGRPO(TrajectoryAlgorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.recomputes_old:
+        if self.settings.old_log_prob == "rollout":
             self.tolerated_gap = self.settings.clip_range
 
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:

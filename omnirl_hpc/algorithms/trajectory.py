@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Optional, cast
 
 import torch
@@ -22,6 +22,7 @@ from omnirl_hpc.algorithms.algorithm import (
     weighted_sum,
     with_reference,
 )
+from omnirl_hpc.algorithms.correction import Correction, CorrectionConfig, correct
 from omnirl_hpc.algorithms.scale import LogRatioScale, StepScale, ratio_scale, remark_on_range, step_scales
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config
@@ -46,6 +47,7 @@ class TrajectoryConfig(AlgorithmConfig):
     # whose variance of an sde step leaves the step size out: 1 / |dt| times smaller
     kl_scale: str = "paper"
     old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     def __post_init__(self) -> None:
         require(
@@ -55,6 +57,12 @@ class TrajectoryConfig(AlgorithmConfig):
         one_of("algorithm.kl_scale", self.kl_scale, ("paper", "code"))
         one_of("algorithm.old_log_prob", self.old_log_prob, ("recompute", "rollout"))
         one_of("algorithm.advantage_std", self.advantage_std, STANDARD_DEVIATIONS)
+        require(
+            self.correction.importance is None or self.old_log_prob == "recompute",
+            f"algorithm.correction.importance={self.correction.importance} weighs the actor's old policy "
+            "against the engine's, and algorithm.old_log_prob=rollout takes the engine's for both: set it to "
+            "recompute, or importance to null",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,7 @@ class TransitionPoint(LikelihoodPoint):
     sigma: Streams  # [B] fp32, before and after the step
     sigma_next: Streams
     sigma_max: Streams  # [B] fp32, the schedule's second sigma
+    importance: Tensor | None = None  # [B] fp32, factor of the policy loss; None: 1
     old_means: Streams | None = None  # [B, …] fp32, of the old policy's transitions, where they are compared
 
 
@@ -95,7 +104,10 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.policies = with_reference((CURRENT,), self.settings.kl_coef)
-        self.recomputes_old = self.compares_means or self.settings.old_log_prob == "recompute"
+        self.corrects = self.settings.correction.active
+        self.rejected_in_denominator = self.settings.correction.rejected_in_denominator
+        recompute = self.settings.old_log_prob == "recompute"
+        self.recomputes_old = self.compares_means or self.corrects or recompute
 
     @abstractmethod
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:
@@ -198,8 +210,15 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     def with_old(self, point: TransitionPoint, old: Old) -> TransitionPoint:
         recomputed = self.settings.old_log_prob == "recompute"
         return replace(
-            point, old_log_prob=old.log_prob if recomputed else point.old_log_prob, old_means=old.means
+            point,
+            old_log_prob=old.log_prob if recomputed else point.old_log_prob,
+            old_means=old.means,
+            weights=point.weights if old.weights is None else old.weights,
+            importance=old.importance,
         )
+
+    def correct(self, log_ratios: Tensor) -> Correction:
+        return correct(log_ratios, self.settings.correction)
 
     def log_prob(self, point: TransitionPoint, velocity: Streams) -> Tensor:
         return step_log_prob(point, self.transitions(point, velocity))
@@ -207,7 +226,8 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     def loss(self, point: TransitionPoint, velocities: Mapping[str, Streams]) -> LossOutput:
         current = self.transitions(point, velocities[CURRENT])
         policy = self.policy_loss(point, current)
-        loss, means = weighted_sum(policy.values, point.weights), dict(policy.means)
+        values = policy.values if point.importance is None else policy.values * point.importance
+        loss, means = weighted_sum(values, point.weights), dict(policy.means)
         if REFERENCE in velocities:
             reference = self.transitions(point, velocities[REFERENCE])
             means_of_reference = map_streams(Tensor.detach, step_means(reference))

@@ -435,8 +435,8 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/algorithms/trajectory.py",
-        "self.compares_means or self.settings",
-        "self.settings",
+        "self.compares_means or self.corrects",
+        "self.corrects",
         "tests/algorithms/test_flow_dppo.py",
     ),
     Fault(
@@ -488,6 +488,24 @@ FAULTS = (
         "tests/rollout/test_requests.py",
     ),
     Fault(
+        "omnirl_hpc/algorithms/correction.py",
+        "log_ratios.mean(dim=1, keepdim=True)",
+        "log_ratios.sum(dim=1, keepdim=True)",
+        "tests/algorithms/test_correction.py",
+    ),
+    Fault(
+        "omnirl_hpc/algorithms/correction.py",
+        "of_level.clamp(max=math.log(settings.importance_limit))",
+        "of_level",
+        "tests/algorithms/test_correction.py",
+    ),
+    Fault(
+        "omnirl_hpc/actor/update.py",
+        "share = float(sums[0] / sums[1]) if sums[1] > 0 else 1.0",
+        "share = 1.0",
+        "tests/algorithms/test_correction.py",
+    ),
+    Fault(
         "omnirl_hpc/algorithms/mix_grpo.py",
         "place % len(starts)",
         "place % (len(starts) + 1) % len(starts)",
@@ -513,9 +531,9 @@ FAULTS = (
     ),
     # the step
     Fault(
-        "omnirl_hpc/trainer.py",
-        "enumerate(points[1:], start=1)",
-        "enumerate(points[2:], start=2)",
+        "omnirl_hpc/actor/update.py",
+        "made.append(correct_rollout(algorithm, points, old, metrics) if algorithm.corrects else old)",
+        "made.append(None)",
         "tests/test_trainer.py::test_every_updates_old_log_probs_are_the_actors",
     ),
     Fault(
