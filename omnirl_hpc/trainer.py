@@ -32,7 +32,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer, StepClock
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.policies import CURRENT, EMA, label
-from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, Tenant
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sources import make_generation, make_source
 
@@ -65,19 +65,25 @@ class Trainer:
         for remark in self.algorithm.remarks(schedules, family.stream_shapes()):
             if layout.rank == 0:
                 log.warning("%s", remark)
-        self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
+        self.residency = Residency(config.residency, timer, self.peaks)
+        self.generation = make_generation(
+            config, family, layout, device, self.algorithm, timer, self.residency
+        )
         self.actor = make_actor(config, family, layout, device, self.algorithm)
-        if config.residency == "swap":
-            self.actor.sleep()  # both sides may not fit together, not even while they are built
+        self.residency.add(ACTOR, self.actor)
         self.generation.load()
         self.source = make_source(
-            config, family, layout, device, self.algorithm, self.generation, timer, self.hashes, run
+            config,
+            family,
+            layout,
+            device,
+            self.algorithm,
+            self.generation,
+            timer,
+            self.hashes,
+            run,
+            self.residency,
         )
-        sides: dict[str, list[Tenant]] = {
-            ROLLOUT: [*self.generation.tenants, *self.source.tenants],
-            ACTOR: [self.actor],
-        }
-        self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = self.generation.make_sync(self.actor)
         for part, network in (*self.generation.networks.items(), ("actor", self.actor.transformer)):
             observe_attention(network, partial(self.note, f"attention kernel, {part}"))
@@ -201,5 +207,5 @@ class Trainer:
         self.generation.leave()
 
     def close(self) -> None:
-        """End the reward workers, whatever they are doing. The process group is the caller's."""
+        """End the rewards' workers, whatever they are doing. The process group is the caller's."""
         self.generation.close()

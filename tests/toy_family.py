@@ -1,4 +1,4 @@
-"""A model family from outside of the package, in one file: a video and its sound, denoised together.
+"""A model family from outside of the package, in one file: a video, its sound and a text from it.
 
 Two streams of different shapes and schedules, a network, an encoder and a decoder of a few hundred weights,
 and a pipeline that drives its own loop: it asks the recorder for the next latents, and has no scheduler.
@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.errors import DataError
-from omnirl_hpc.models.family import DiffusersDriver, ModelFamily, PipelineDriver
+from omnirl_hpc.models.family import DiffusersDriver, LoopDriver, ModelFamily, PipelineDriver
 from omnirl_hpc.models.qwen_image.shape import QwenImageShape
-from omnirl_hpc.models.spec import ComponentSpec, FamilySpec, Guidance, Numerics
-from omnirl_hpc.sampling.recorder import Recorder
+from omnirl_hpc.models.spec import ComponentSpec, FamilySpec, Numerics
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
 from omnirl_hpc.sampling.streams import Streams
@@ -111,8 +109,8 @@ def write_toy(out: Path) -> None:
     (out / "model_index.json").write_text(json.dumps({"_class_name": "ToyPipeline"} | index))
 
 
-class ToyDriver(DiffusersDriver):
-    """Drives its own loop."""
+class ToyDriver(LoopDriver, DiffusersDriver):
+    """See PipelineDriver."""
 
     def load(self, dtype: torch.dtype) -> ToyPipeline:
         path = self.family.config.path
@@ -123,32 +121,9 @@ class ToyDriver(DiffusersDriver):
             }
         )
 
-    def attach(self, pipeline: ToyPipeline, recorder: Recorder) -> None:
-        self.recorder = recorder
-
     def encode(self, pipeline: ToyPipeline, prompt: Prompt) -> Condition:
         table = pipeline.text_encoder.table
         return {"text": table(torch.tensor(list(prompt.prompt.encode()), device=table.weight.device))}
-
-    def denoise(
-        self,
-        pipeline: ToyPipeline,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
-        latents = dict(initial)
-        for step in range(num_steps):
-            times = {
-                name: self.recorder.schedule(name).timesteps[step].expand(len(x)).to(x.device)
-                for name, x in latents.items()
-            }
-            velocity = self.family.velocity(
-                pipeline.transformer, latents, times, conditions, negative, guidance, Numerics()
-            )
-            latents = {name: self.recorder.advance(name, v) for name, v in velocity.items()}
 
 
 class Toy(ModelFamily):
@@ -166,7 +141,7 @@ class Toy(ModelFamily):
         lora_targets=("up", "down"),
         latent_tokens=lambda model: 1,
         shape=QwenImageShape.find,  # nobody plans with a toy
-        makes=("video", "audio"),
+        makes=("video", "audio", "text"),
     )
     transformer_class = ToyTransformer
 
@@ -186,46 +161,30 @@ class Toy(ModelFamily):
     def stream_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"video": (4, FRAMES, *self.size), "audio": (2, 5)}
 
-    def count_text_tokens(self, text: str) -> int:
-        if len(text.encode()) > self.spec.max_text_tokens:
-            raise DataError(f"{len(text.encode())} bytes are too many for {self.spec.title}")
+    def tokenized_length(self, text: str) -> int:
         return len(text.encode())
 
     def pad(self, condition: Condition, width: int) -> Condition:
         text = condition["text"]
         return {"text": nn.functional.pad(text, (0, 0, 0, width - len(text)))}
 
-    def velocity(
+    def predict(
         self,
         transformer: Any,
         latents: Streams,
         timesteps: Streams,
         conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
         numerics: Numerics,
     ) -> Streams:
-        video, audio = latents["video"], latents["audio"]
         times = {name: t / 1000 for name, t in timesteps.items()}
-
-        def predict(text: dict[str, Tensor]) -> Streams:
-            made = transformer(video.flatten(2).mT, audio.mT, times, text["text"])
-            return {
-                "video": made["video"].mT.reshape(video.shape),
-                "audio": made["audio"].mT.reshape(audio.shape),
-            }
-
-        positive = predict(conditions)
-        if negative is None:
-            return positive
-        unconditional, scale = predict(negative), guidance.scales["text"]
-        return {
-            name: unconditional[name] + scale * (positive[name] - unconditional[name]) for name in positive
-        }
+        made = transformer(latents["video"].flatten(2).mT, latents["audio"].mT, times, conditions["text"])
+        return {name: made[name].mT.reshape(x.shape) for name, x in latents.items()}
 
     @torch.no_grad()
     def decode(self, pipeline: ToyPipeline, latents: Streams) -> Media:
         pixels = pipeline.vae.pixels(latents["video"].permute(0, 2, 3, 4, 1))  # [B, F, H, W, 3]
         frames = torch.sigmoid(pixels).mul(255).round().byte().permute(0, 1, 4, 2, 3)
         sound = torch.tanh(pipeline.vae.sound(latents["audio"].mT)).flatten(1)[:, None]
-        return Media(frames=frames, audio=sound, fps=8.0, sample_rate=8000)
+        letters = latents["audio"].mean(dim=1).gt(0).tolist()  # [B, 5]
+        text = ["".join("ab"[int(high)] for high in row) for row in letters]
+        return Media(frames=frames, audio=sound, fps=8.0, sample_rate=8000, text=text)

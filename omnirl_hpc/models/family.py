@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import diffusers
 import torch
 from accelerate import init_empty_weights
 from packaging.version import Version
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 from omnirl_hpc.config.schema import ModelConfig, SamplingConfig
 from omnirl_hpc.data.prompts import Prompt
@@ -26,7 +29,7 @@ from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition, Media
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.scheduler_face import SchedulerFace
-from omnirl_hpc.sampling.streams import Streams
+from omnirl_hpc.sampling.streams import Streams, map_streams
 
 # from_pretrained's argument was renamed: 0.38 knows only the old name, 0.40 warns of it
 DTYPE = "dtype" if Version(diffusers.__version__) >= Version("0.40") else "torch_dtype"
@@ -36,6 +39,9 @@ class ModelFamily(ABC):
     """One family, bound to a checkpoint and a size of images or videos."""
 
     spec: FamilySpec  # what it is, without torch; a family of ours has it in spec.py beside it
+    # Of the two branches of guidance in one batch. diffusers' pipelines that batch them begin with the other
+    # one, and a row's place in a batch may decide how it is rounded.
+    conditional_first: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -74,9 +80,14 @@ class ModelFamily(ABC):
         torch.set_default_dtype(dtype)  # as from_pretrained does
         try:
             with init_empty_weights(include_buffers=False):
-                return self.transformer_class.from_config(self.component_config("transformer")).eval()
+                transformer = self.transformer_class.from_config(self.component_config("transformer")).eval()
         finally:
             torch.set_default_dtype(usual)
+        stored = transformer.state_dict().keys()
+        for name, buffer in transformer.named_buffers():
+            if name in stored and buffer.is_floating_point():  # from_pretrained casts what it reads
+                buffer.data = buffer.data.to(dtype)
+        return transformer
 
     def component_config(self, component: str) -> dict[str, Any]:
         """The settings in a component's file."""
@@ -100,9 +111,24 @@ class ModelFamily(ABC):
         """Which network makes a denoising step, where several take turns."""
         return 0
 
-    @abstractmethod
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The one that decides how long a prompt is."""
+        folder = Path(self.config.path) / self.spec.tokenizer
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def tokenized_length(self, text: str) -> int:
+        """Tokens of a prompt, however many, from the tokenizer alone."""
+        return len(self.tokenizer(text).input_ids)
+
     def count_text_tokens(self, text: str) -> int:
-        """Tokens of a prompt, from the tokenizer alone. Raises DataError above `spec.max_text_tokens`."""
+        """The same. Raises DataError above `spec.max_text_tokens`."""
+        tokens, most = self.tokenized_length(text), self.spec.max_text_tokens
+        if tokens > most:
+            raise DataError(
+                f"a prompt of {tokens} tokens is longer than {self.spec.title}'s {most}: {text[:60]!r}…"
+            )
+        return tokens
 
     def longest_text(self, widths: Sequence[int]) -> int:
         """The most tokens that a prompt may have. widths: data.text_lengths."""
@@ -136,7 +162,6 @@ class ModelFamily(ABC):
         """The scales that the settings ask for."""
         return Guidance({"text": sampling.true_cfg_scale})
 
-    @abstractmethod
     def velocity(
         self,
         transformer: Callable[..., Any],
@@ -152,6 +177,37 @@ class ModelFamily(ABC):
 
         latents [B, …] fp32, timesteps [B] fp32 as in Schedule, conditions [B, …] in the dtype to compute in.
         """
+        if negative is None:
+            return self.predict(transformer, latents, timesteps, conditions, numerics)
+        if numerics.batched_cfg:
+            branches = (conditions, negative) if self.conditional_first else (negative, conditions)
+            twice = [map_streams(lambda x: torch.cat([x, x]), streams) for streams in (latents, timesteps)]
+            both = {name: torch.cat([branch[name] for branch in branches]) for name in conditions}
+            made = self.predict(transformer, *twice, both, numerics)
+            first, second = ({name: v.chunk(2)[i] for name, v in made.items()} for i in range(2))
+            positive, unconditional = (first, second) if self.conditional_first else (second, first)
+        else:
+            positive = self.predict(transformer, latents, timesteps, conditions, numerics)
+            unconditional = self.predict(transformer, latents, timesteps, negative, numerics)
+        return self.guide(positive, unconditional, guidance)
+
+    @abstractmethod
+    def predict(
+        self,
+        transformer: Callable[..., Any],
+        latents: Streams,
+        timesteps: Streams,
+        conditions: dict[str, Tensor],
+        numerics: Numerics,
+    ) -> Streams:
+        """The velocity of each stream under these conditions: one branch of guidance, or all of it. Shapes as
+        in `velocity`.
+        """
+
+    def guide(self, positive: Streams, unconditional: Streams, guidance: Guidance) -> Streams:
+        """Classifier-free guidance (arXiv 2207.12598) of the velocities of both branches, [B, …] each."""
+        scale = guidance.scales["text"]
+        return map_streams(lambda c, u: u + scale * (c - u), positive, unconditional)
 
     def encode_media(self, pipeline: Any, media: Media) -> Streams:
         """The inverse of `decode`: clean latents [B, …] of what people see and hear. Raises ConfigError for a
@@ -164,10 +220,28 @@ class ModelFamily(ABC):
         """What clean latents [B, …] look and sound like. On the pipeline's device."""
 
 
+def as_pixels(images: Tensor) -> Tensor:
+    """What a decoder makes, in [-1, 1] but for overshoots, as uint8."""
+    return (images.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class DenoisingInputs:
+    """What a pipeline's loop runs on: a batch of B samples."""
+
+    initial: Streams  # [B, …] fp32 noise
+    conditions: dict[str, Tensor]  # [B, …], padded
+    negative: dict[str, Tensor] | None  # None: no guidance
+    guidance: Guidance
+    num_steps: int
+
+
 class PipelineDriver(ABC):
     """Knows the stock pipeline of one engine. No pipeline is changed but for its scheduler or the method that
     stands for it.
     """
+
+    engine: ClassVar[str]  # its name in rollout.engine
 
     def __init__(self, family: ModelFamily) -> None:
         self.family = family
@@ -185,23 +259,43 @@ class PipelineDriver(ABC):
         """The condition of one prompt, unpadded, in the encoders' dtype and on their device."""
 
     @abstractmethod
-    def denoise(
-        self,
-        pipeline: Any,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
-        """Run the pipeline's loop on a batch for which the recorder has begun.
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
+        """Run the pipeline's loop on a batch for which the recorder has begun."""
 
-        initial [B, …] fp32 noise, conditions [B, …] padded, negative None without guidance.
-        """
+
+class LoopDriver(PipelineDriver):
+    """For a family whose pipelines offer no place to make their steps: a loop of our own around their
+    network, the same for both engines.
+    """
+
+    _recorder: Recorder
+
+    def attach(self, pipeline: Any, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
+        latents, numerics = dict(inputs.initial), self.family.spec.numerics[self.engine]
+        for step in range(inputs.num_steps):
+            timesteps = {
+                name: self._recorder.schedule(name).timesteps[step].to(x.device).expand(len(x))
+                for name, x in latents.items()
+            }
+            velocity = self.family.velocity(
+                pipeline.transformer,
+                latents,
+                timesteps,
+                inputs.conditions,
+                inputs.negative,
+                inputs.guidance,
+                numerics,
+            )
+            latents = {name: self._recorder.advance(name, v) for name, v in velocity.items()}
 
 
 class DiffusersDriver(PipelineDriver):
     """For diffusers' stock pipeline."""
+
+    engine = "diffusers"
 
     def load(self, dtype: torch.dtype) -> Any:
         """The pipeline, on the CPU."""
@@ -212,6 +306,8 @@ class VllmOmniDriver(PipelineDriver):
     """For vLLM-Omni's stock pipeline. It may import vllm_omni inside of its methods: the engine has prepared
     that.
     """
+
+    engine = "vllm_omni"
 
     def engine_options(self) -> dict[str, Any]:
         """Arguments of OmniDiffusionConfig beyond those that settings decide."""

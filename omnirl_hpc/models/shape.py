@@ -13,7 +13,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from omnirl_hpc.config.schema import ModelConfig
 from omnirl_hpc.errors import ConfigError
+
+# The projections of diffusers' joint attention, of images and of text
+JOINT_ATTENTION = (
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "add_q_proj",
+    "add_k_proj",
+    "add_v_proj",
+    "to_add_out",
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,37 @@ class ModelShape(ABC):
     def _adapted(self, targets: Sequence[str] | None) -> list[tuple[int, int]]:
         ends = tuple("." + target for target in targets or self.lora_targets)
         return [size for name, size in self.linears.items() if f".{name}".endswith(ends)]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the arithmetic of a family starts from."""
+
+    source: str  # where it was found
+    transformer: Mapping[str, Any]  # the settings of the denoising network
+    parts: Mapping[str, int]  # parameters of encoders and decoders, by component
+
+
+def describe(
+    model: ModelConfig, title: str, transformer: Mapping[str, Any], parts: Mapping[str, int]
+) -> Description:
+    """Of the checkpoint where there is one; else of the published model `title`, whose description the others
+    are. Raises ConfigError where the checkpoint's files cannot be read.
+    """
+    folder = Path(model.path)
+    file = folder / "transformer" / "config.json"
+    if not file.is_file():
+        return Description(f"{title} as published", transformer, parts)
+    return Description(
+        source=f"the files in {folder}",
+        transformer={**transformer, **read_settings(file)},
+        parts={part: count_parameters(folder / part) for part in parts},
+    )
+
+
+def count_linears(linears: Mapping[str, tuple[int, int]]) -> int:
+    """Parameters of linear layers with biases: name -> (in, out)."""
+    return sum(i * o + o for i, o in linears.values())
 
 
 @cache

@@ -25,6 +25,38 @@ class ComponentSpec:
     settings: Settings | None = None
 
 
+def flow_matching_scheduler(**settings: tuple[Any, ...] | None) -> ComponentSpec:
+    """diffusers' Euler scheduler of flow matching. `settings`: what a family accepts, if not all."""
+    free = (
+        "shift",
+        "use_dynamic_shifting",
+        "base_shift",
+        "max_shift",
+        "base_image_seq_len",
+        "max_image_seq_len",
+        "shift_terminal",
+        "time_shift_type",
+    )
+    # Other orders and spacings of sigmas than transitions and windows are written for; the last is noise in
+    # every step, which the ODE steps of a rollout leave out
+    off = (
+        "invert_sigmas",
+        "use_karras_sigmas",
+        "use_exponential_sigmas",
+        "use_beta_sigmas",
+        "stochastic_sampling",
+    )
+    return ComponentSpec(
+        classes=("FlowMatchEulerDiscreteScheduler",),
+        settings={
+            "num_train_timesteps": (1000,),  # timesteps are 1000 sigma
+            **dict.fromkeys(free, ANY),
+            **dict.fromkeys(off, (False,)),
+            **settings,
+        },
+    )
+
+
 @dataclass(frozen=True)
 class Numerics:
     """How an engine computes a velocity, where pipelines of a family differ: the actor computes in the same
@@ -60,9 +92,10 @@ class FamilySpec:
     latent_tokens: Callable[[ModelConfig], int]  # of one sample, which engines split over ranks
     # What plans compute with. Raises ConfigError where the checkpoint's files are damaged
     shape: Callable[[ModelConfig], ModelShape]
+    tokenizer: str = "tokenizer"  # the folder of the one that decides how long a prompt is
     text_width: int | None = None  # of every condition; None: it is padded to one of data.text_lengths
     frame_step: int | None = None  # a video has a multiple of it and one more frames; None: images are made
-    makes: tuple[str, ...] = ("image",)  # image | video | audio: what rewards can be given
+    makes: tuple[str, ...] = ("image",)  # image | video | audio | text: what rewards can be given
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ import base64
 import io
 import os
 import shlex
+import wave
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from omnirl_hpc.evaluation.results import read_result
@@ -20,6 +22,8 @@ from omnirl_hpc.report.records import Line, RunRecords, describe_rewards
 SAMPLED_STEPS, SAMPLES_A_STEP = 8, 6
 PAIRS = 12  # of images before and after
 IMAGE_PIXELS, COMPARISON_PIXELS = 256, 1600  # the longer side, at most
+# Of a preview: hundreds of frames and sound of full quality would make a page of hundreds of MB
+VIDEO_FRAMES, SOUND_RATE = 32, 16000
 NOT_PHASES = ("time/step", "time/reward")  # the sum of the others, and what ran beside them
 
 STYLE = """
@@ -37,6 +41,7 @@ svg { width: 100%; height: auto; display: block; }
 .samples { display: grid; grid-template-columns: repeat(6, 1fr); gap: 12px; break-inside: avoid;
   margin-bottom: 14px; }
 .samples img { width: 100%; display: block; }
+.samples audio, .pair audio { width: 100%; height: 28px; }
 .samples p { font-size: 12px; line-height: 1.3; overflow-wrap: anywhere; }
 .samples .prompt { display: -webkit-box; -webkit-line-clamp: 4; -webkit-box-orient: vertical;
   overflow: hidden; }
@@ -205,14 +210,17 @@ def spread(items: list[int], count: int) -> list[int]:
 
 
 def picture(path: Path, sample: Line) -> str:
-    """An image with its prompt and score; nothing where the file is not there or not whole."""
-    source = inline_jpeg(path, IMAGE_PIXELS, enlarge=True)
+    """An image, or a video with its sound, with prompt and score; nothing where the file is not there or not
+    whole.
+    """
+    source = inline_video(path, IMAGE_PIXELS) or inline_jpeg(path, IMAGE_PIXELS, enlarge=True)
     if source is None:
         return ""
     reward = "no reward" if sample["reward"] is None else f"{sample['reward']:.4g}"
     prompt = escape(sample["prompt"])
     return (
-        f'<div><img src="{source}" alt="{escape(sample["prompt"], quote=True)}"><p><b>{reward}</b></p>'
+        f'<div><img src="{source}" alt="{escape(sample["prompt"], quote=True)}">'
+        f"{sound(path.with_suffix('.wav'))}<p><b>{reward}</b></p>"
         f'<p class="prompt" title="{escape(sample["prompt"], quote=True)}">{prompt}</p></div>'
     )
 
@@ -226,13 +234,65 @@ def inline_jpeg(path: Path, pixels: int, enlarge: bool = False) -> str | None:
             image = file.convert("RGB")
     except (OSError, UnidentifiedImageError):
         return None
-    scale = pixels / max(image.size)
-    if enlarge or scale < 1:
-        size = (round(image.width * scale), round(image.height * scale))
-        image = image.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.save(buffer, format="JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    resized(image, pixels, enlarge).save(buffer, format="JPEG", quality=82)
+    return data_url("image/jpeg", buffer)
+
+
+def inline_video(path: Path, pixels: int) -> str | None:
+    """A moving preview as the source of an <img>, its longer side `pixels`, of VIDEO_FRAMES frames at most.
+    None where the file is no video, not there or not whole.
+    """
+    if path.suffix != ".webp":
+        return None
+    try:
+        with Image.open(path) as file:
+            step = -(-file.n_frames // VIDEO_FRAMES)
+            frames = []
+            for number in range(0, file.n_frames, step):
+                file.seek(number)
+                frames.append(resized(file.convert("RGB"), pixels, enlarge=True))
+            duration = step * file.info["duration"]  # milliseconds of a frame
+    except (OSError, EOFError, UnidentifiedImageError):
+        return None
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer, "WEBP", save_all=True, append_images=frames[1:], duration=duration, loop=0, quality=70
+    )
+    return data_url("image/webp", buffer)
+
+
+def sound(path: Path) -> str:
+    """The sound of a video as an element that plays it: of one channel, its rate SOUND_RATE or a little more.
+    Nothing where the file is not there or not whole.
+    """
+    try:
+        with wave.open(str(path)) as file:
+            rate, channels = file.getframerate(), file.getnchannels()
+            content = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error):
+        return ""
+    values = np.frombuffer(content, "<i2", count=len(content) // 2)
+    samples = values[: len(values) // channels * channels].reshape(-1, channels)
+    step = max(1, rate // SOUND_RATE)
+    mono = samples.mean(axis=1)[: len(samples) // step * step].reshape(-1, step).mean(axis=1)
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, rate // step, 0, "NONE", ""))
+        file.writeframes(mono.round().astype("<i2").tobytes())
+    return f'<audio controls src="{data_url("audio/wav", buffer)}"></audio>'
+
+
+def resized(image: Image.Image, pixels: int, enlarge: bool) -> Image.Image:
+    """Its longer side `pixels` at most, or exactly."""
+    scale = pixels / max(image.size)
+    if scale > 1 and not enlarge:
+        return image
+    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+
+
+def data_url(kind: str, buffer: io.BytesIO) -> str:
+    return f"data:{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def evaluated(records: RunRecords) -> Iterator[tuple[int, Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 from PIL import Image
 
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
@@ -15,10 +16,11 @@ class JpegCompressibility(Reward):
     """Minus the size of the image as a JPEG of quality 95, in units of 500 kB."""
 
     def score(self, batch: RewardBatch) -> list[float]:
-        return [-_jpeg_kilobytes(image) / 500 for image in batch.images]
+        return [jpeg_score(image) for image in batch.images]
 
 
-def _jpeg_kilobytes(image) -> float:
+def jpeg_score(image: np.ndarray) -> float:
+    """Of one image [H, W, 3] uint8."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="JPEG", quality=QUALITY)
-    return buffer.tell() / 1000
+    return -buffer.tell() / 1000 / 500

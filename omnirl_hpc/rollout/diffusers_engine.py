@@ -12,13 +12,14 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.family import DiffusersDriver, ModelFamily
+from omnirl_hpc.models.family import DenoisingInputs, DiffusersDriver, ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples
+from omnirl_hpc.sampling.samples import Condition, Media, Samples
+from omnirl_hpc.sampling.streams import Streams
 from omnirl_hpc.sampling.windows import compressed
 
 
@@ -72,19 +73,24 @@ class DiffusersEngine:
         return self._driver.encode(self._pipeline, prompt)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None, media: bool = True
+    ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
         schedules = compressed(self._family.schedules(num_steps), requests[0].window)
         num_steps = next(iter(schedules.values())).num_steps
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
-            inputs = batch.initial, *batch.stacked_conditions()
-            self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
+            inputs = DenoisingInputs(batch.initial, *batch.stacked_conditions(), self._guidance, num_steps)
+            self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
-            with self._timer.phase("decode"):
-                media = self._family.decode(self._pipeline, recording.final).on_host()
-            yield batch.samples(recording, media, self._family, schedules, self._version)[:count]
+            decoded = self._decode(recording.final) if media else None
+            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+
+    def _decode(self, latents: Streams) -> Media:
+        with self._timer.phase("decode"):
+            return self._family.decode(self._pipeline, latents).on_host()
 
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:

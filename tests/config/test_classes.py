@@ -119,7 +119,7 @@ def test_a_model_family_and_a_reward_are_checked_alike(module):
     for path, message in (
         (
             "family:Half",
-            "Half does not define count_text_tokens, decode, driver, pad, schedules, spec, velocity$",
+            "Half does not define decode, driver, pad, predict, schedules, spec$",
         ),
         ("family:Nothing", "Nothing does not define spec$"),
     ):

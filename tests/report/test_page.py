@@ -6,15 +6,27 @@ import base64
 import io
 import json
 import re
+import wave
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.report.page import charts, kinds_of_failure, running_mean, spread, write_report
+from omnirl_hpc.metrics.media_files import write_media
+from omnirl_hpc.report.page import (
+    charts,
+    kinds_of_failure,
+    picture,
+    running_mean,
+    spread,
+    write_report,
+)
 from omnirl_hpc.report.records import RunRecords
+from omnirl_hpc.sampling.samples import Media
 from tests.cli.run_states import make_state
 
 
@@ -185,3 +197,36 @@ def test_kinds_of_failure_are_counted_where_the_reward_reads(finished_run):
     table = kinds_of_failure(reading, result(0.0, 0.5, 0.75, None), result(1.0, 1.0, 0.5, 0.0))
     assert re.findall(r"<td>(\d+)</td>", table) == ["0", "2", "1", "2", "1", "1"]
     assert kinds_of_failure(records, result(0.0), result(1.0)) == ""
+
+
+def embedded(page: str, kind: str) -> io.BytesIO:
+    (content,) = re.findall(f'src="data:{kind};base64,([^"]*)"', page)
+    return io.BytesIO(base64.b64decode(content))
+
+
+def test_a_video_moves_and_sounds_in_the_page(tmp_path):
+    """Every second one of 40 frames, and a third of the samples of a sound of two channels."""
+    levels = torch.arange(0, 200, 5, dtype=torch.uint8)
+    frames = levels[:, None, None, None].expand(40, 3, 16, 32).clone()
+    tones = torch.stack([torch.full((48000,), level) for level in (0.5, 0.25)])
+    clip = Media(frames[None], tones[None], fps=20.0, sample_rate=48000)
+    name = write_media(tmp_path / "clip", clip)
+    page = picture(tmp_path / name, {"prompt": "a <b>", "reward": 0.5})
+    with Image.open(embedded(page, "image/webp")) as video:
+        assert video.n_frames == 20 and video.size == (256, 128)
+        video.seek(3)
+        assert np.asarray(video.convert("RGB")).mean() == pytest.approx(6 * 5, abs=3)
+        assert video.info["duration"] == 100
+    with wave.open(embedded(page, "audio/wav")) as sound:
+        assert (sound.getnchannels(), sound.getframerate(), sound.getnframes()) == (1, 16000, 16000)
+        played = np.frombuffer(sound.readframes(100), "<i2")
+    assert played == pytest.approx(0.375 * 32767, abs=1)
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: b""])
+def test_a_video_that_is_not_whole_leaves_the_page_whole(tmp_path, damage):
+    clip = Media(torch.randint(0, 255, (1, 4, 3, 16, 16), dtype=torch.uint8), torch.zeros(1, 1, 9), 8.0, 8000)
+    file = tmp_path / write_media(tmp_path / "clip", clip)
+    for path in (file, file.with_suffix(".wav")):
+        path.write_bytes(damage(path.read_bytes()))
+    assert "<audio" not in picture(file, {"prompt": "p", "reward": None})

@@ -13,6 +13,7 @@ from omnirl_hpc.actor.fsdp import FSDPActor
 from omnirl_hpc.data.prompts import Prompt, PromptTable
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models.family import DenoisingInputs
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.models.spec import Numerics
@@ -120,11 +121,18 @@ def test_steps_before_the_window_are_the_stock_pipelines(rollout):
     stock = rollout.family.load_pipeline(torch.float32)
     stock.transformer = rollout.transformer
     driver = rollout.family.driver("diffusers")
+    inputs = DenoisingInputs(
+        {LATENTS: drawn_noise(rollout, requests)[0]},
+        stack_conditions(made.conditions),
+        stack_conditions(made.negative),
+        rollout.family.guidance(rollout.config.sampling),
+        num_steps=4,
+    )
     after = {}
     stock(
-        **driver.embeddings(stack_conditions(made.conditions), stack_conditions(made.negative)),
-        **driver.settings(rollout.family.guidance(rollout.config.sampling), 4),
-        latents=drawn_noise(rollout, requests)[0],
+        **driver.embeddings(inputs),
+        **driver.settings(inputs),
+        latents=inputs.initial[LATENTS],
         callback_on_step_end=lambda _, i, t, kwargs: after.update({i: kwargs["latents"].clone()}) or {},
     )
     assert torch.equal(made.trajectory.latents[LATENTS][:, 0], after[1])

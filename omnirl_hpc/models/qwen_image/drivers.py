@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.models.family import DiffusersDriver, PipelineDriver, VllmOmniDriver
-from omnirl_hpc.models.spec import Guidance
+from omnirl_hpc.models.family import DenoisingInputs, DiffusersDriver, PipelineDriver, VllmOmniDriver
 from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition
-from omnirl_hpc.sampling.streams import LATENTS, Streams
+from omnirl_hpc.sampling.streams import LATENTS
 
 
 class _QwenImageDriver(PipelineDriver):
@@ -29,29 +28,25 @@ class _QwenImageDriver(PipelineDriver):
             raise RuntimeError("the text encoder padded a single prompt")
         return {"embeds": embeds[0]}
 
-    def embeddings(
-        self, conditions: dict[str, Tensor], negative: dict[str, Tensor] | None
-    ) -> dict[str, Tensor]:
+    def embeddings(self, inputs: DenoisingInputs) -> dict[str, Tensor]:
         """As both pipelines take them, [B, …]."""
-        inputs = {
-            "prompt_embeds": conditions["embeds"],
-            "prompt_embeds_mask": conditions["mask"].long(),
-        }
+        text, negative = inputs.conditions, inputs.negative
+        embeddings = {"prompt_embeds": text["embeds"], "prompt_embeds_mask": text["mask"].long()}
         if negative is not None:
-            inputs |= {
+            embeddings |= {
                 "negative_prompt_embeds": negative["embeds"],
                 "negative_prompt_embeds_mask": negative["mask"].long(),
             }
-        return inputs
+        return embeddings
 
-    def settings(self, guidance: Guidance, num_steps: int) -> dict[str, Any]:
+    def settings(self, inputs: DenoisingInputs) -> dict[str, Any]:
         """The same for all samples."""
         return {
-            "true_cfg_scale": guidance.scales["text"],
+            "true_cfg_scale": inputs.guidance.scales["text"],
             "height": self.family.config.height,
             "width": self.family.config.width,
             "max_sequence_length": self.family.spec.max_text_tokens,
-            "num_inference_steps": num_steps,
+            "num_inference_steps": inputs.num_steps,
             "output_type": "latent",
         }
 
@@ -59,20 +54,8 @@ class _QwenImageDriver(PipelineDriver):
 class QwenImageDiffusers(_QwenImageDriver, DiffusersDriver):
     """See PipelineDriver."""
 
-    def denoise(
-        self,
-        pipeline: Any,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
-        pipeline(
-            **self.embeddings(conditions, negative),
-            **self.settings(guidance, num_steps),
-            latents=initial[LATENTS],
-        )
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
+        pipeline(**self.embeddings(inputs), **self.settings(inputs), latents=inputs.initial[LATENTS])
 
 
 class QwenImageVllmOmni(_QwenImageDriver, VllmOmniDriver):
@@ -85,24 +68,13 @@ class QwenImageVllmOmni(_QwenImageDriver, VllmOmniDriver):
         super().attach(pipeline, recorder)
         pipeline.set_progress_bar_config(disable=True)
 
-    def denoise(
-        self,
-        pipeline: Any,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
         from vllm_omni.diffusion.request import OmniDiffusionRequest
         from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-        embeddings, settings = (
-            self.embeddings(conditions, negative),
-            self.settings(guidance, num_steps),
-        )
-        latents = initial[LATENTS]
+        embeddings, settings = self.embeddings(inputs), self.settings(inputs)
+        latents = inputs.initial[LATENTS]
         requests = [
             OmniDiffusionRequest(
                 prompt={"prompt": ""} | {name: value[i] for name, value in embeddings.items()},

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from omnirl_hpc.errors import DataError
-from omnirl_hpc.models.family import ModelFamily, PipelineDriver
+from omnirl_hpc.models.family import ModelFamily, PipelineDriver, as_pixels
 from omnirl_hpc.models.qwen_image.drivers import QwenImageDiffusers, QwenImageVllmOmni
 from omnirl_hpc.models.qwen_image.spec import SPEC
 from omnirl_hpc.models.spec import Guidance, Numerics
@@ -31,6 +28,7 @@ class QwenImage(ModelFamily):
     """
 
     spec = SPEC
+    conditional_first = True  # no pipeline of Qwen-Image batches the branches
 
     def driver(self, engine: str) -> PipelineDriver:
         return {"diffusers": QwenImageDiffusers, "vllm_omni": QwenImageVllmOmni}[engine](self)
@@ -44,14 +42,8 @@ class QwenImage(ModelFamily):
         tokens = (self.config.height // cell) * (self.config.width // cell)
         return {LATENTS: (tokens, self._transformer_config["in_channels"])}
 
-    def count_text_tokens(self, text: str) -> int:
-        tokens = len(self._tokenizer(PROMPT_TEMPLATE.format(text)).input_ids) - TEMPLATE_START
-        if tokens > self.spec.max_text_tokens:
-            raise DataError(
-                f"a prompt of {tokens} tokens is longer than Qwen-Image's {self.spec.max_text_tokens}: "
-                f"{text[:60]!r}…"
-            )
-        return tokens
+    def tokenized_length(self, text: str) -> int:
+        return super().tokenized_length(PROMPT_TEMPLATE.format(text)) - TEMPLATE_START
 
     def pad(self, condition: Condition, width: int) -> Condition:
         embeds = condition["embeds"]
@@ -62,41 +54,31 @@ class QwenImage(ModelFamily):
         padded[:tokens] = embeds
         return {"embeds": padded, "mask": torch.arange(width, device=embeds.device) < tokens}
 
-    def velocity(
+    def predict(
         self,
         transformer: Callable[..., Any],
         latents: Streams,
         timesteps: Streams,
         conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
         numerics: Numerics,
     ) -> Streams:
-        x, t = latents[LATENTS], timesteps[LATENTS]
+        x, dtype = latents[LATENTS], conditions["embeds"].dtype
+        grid = (1, self.config.height // VAE_SCALE // PATCH, self.config.width // VAE_SCALE // PATCH)
+        velocity = transformer(
+            hidden_states=x.to(dtype),
+            timestep=timesteps[LATENTS].to(dtype) / 1000,  # rounded before the division, as in the pipeline
+            encoder_hidden_states=conditions["embeds"],
+            encoder_hidden_states_mask=conditions["mask"],
+            img_shapes=[[grid]] * len(x),
+            return_dict=False,
+        )[0]
+        return {LATENTS: velocity}
 
-        def predict(x: Tensor, t: Tensor, text: dict[str, Tensor]) -> Tensor:
-            dtype = text["embeds"].dtype
-            grid = (1, self.config.height // VAE_SCALE // PATCH, self.config.width // VAE_SCALE // PATCH)
-            return transformer(
-                hidden_states=x.to(dtype),
-                timestep=t.to(dtype) / 1000,  # rounded before the division, as in the pipeline
-                encoder_hidden_states=text["embeds"],
-                encoder_hidden_states_mask=text["mask"],
-                img_shapes=[[grid]] * len(x),
-                return_dict=False,
-            )[0]
-
-        if negative is None:
-            return {LATENTS: predict(x, t, conditions)}
-        if numerics.batched_cfg:
-            both = {name: torch.cat([conditions[name], negative[name]]) for name in conditions}
-            positive, unconditional = predict(x.repeat(2, 1, 1), t.repeat(2), both).chunk(2)
-        else:
-            positive, unconditional = predict(x, t, conditions), predict(x, t, negative)
-        combined = unconditional + guidance.scales["text"] * (positive - unconditional)
+    def guide(self, positive: Streams, unconditional: Streams, guidance: Guidance) -> Streams:
+        conditional, combined = positive[LATENTS], super().guide(positive, unconditional, guidance)[LATENTS]
         return {
             LATENTS: combined
-            * (torch.norm(positive, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True))
+            * (torch.norm(conditional, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True))
         }
 
     @torch.no_grad()
@@ -116,12 +98,7 @@ class QwenImage(ModelFamily):
         ).to(vae.dtype)
         mean, std = _latent_statistics(vae, cells)
         images = vae.decode(cells / std + mean, return_dict=False)[0]  # [B, 3, 1, H, W]
-        frames = (images.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-        return Media(frames=frames.transpose(1, 2))
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(Path(self.config.path) / "tokenizer", local_files_only=True)
+        return Media(frames=as_pixels(images).transpose(1, 2))
 
     @cached_property
     def _transformer_config(self) -> dict[str, Any]:

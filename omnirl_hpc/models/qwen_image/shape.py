@@ -5,11 +5,10 @@ model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omnirl_hpc.config.schema import ModelConfig
-from omnirl_hpc.models.shape import ModelShape, count_parameters, read_settings
+from omnirl_hpc.models.shape import JOINT_ATTENTION, ModelShape, count_linears, describe
 
 # Qwen/Qwen-Image's transformer/config.json, and the parameters of its other parts (Qwen2.5-VL-7B and the
 # VAE).
@@ -30,20 +29,12 @@ TIMESTEP_CHANNELS = 256
 # The 12 targets of the published recipes: attention and MLP of both streams. Timestep modulation stays
 # frozen.
 LORA_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
+    *JOINT_ATTENTION,
     "img_mlp.net.0.proj",
     "img_mlp.net.2",
     "txt_mlp.net.0.proj",
     "txt_mlp.net.2",
 )
-ATTENTION = LORA_TARGETS[:8]
 
 
 def latent_tokens(model: ModelConfig) -> int:
@@ -63,21 +54,16 @@ class QwenImageShape(ModelShape):
     @classmethod
     def find(cls, model: ModelConfig) -> QwenImageShape:
         """Raises ConfigError where the checkpoint's files cannot be read."""
-        folder = Path(model.path)
-        file = folder / "transformer" / "config.json"
-        there = file.is_file()
-        config = PUBLISHED | read_settings(file) if there else PUBLISHED
-        tokens = latent_tokens(model)
+        found = describe(model, "Qwen/Qwen-Image", PUBLISHED, PUBLISHED_PARTS)
+        config, tokens = found.transformer, latent_tokens(model)
         return cls(
-            source=f"the files in {folder}" if there else "Qwen/Qwen-Image as published",
+            source=found.source,
             layers=config["num_layers"],
             width=config["num_attention_heads"] * config["attention_head_dim"],
             latent_tokens=tokens,
             latent_values=tokens * config["in_channels"],
             frames=1,
-            other_parameters={part: count_parameters(folder / part) for part in PUBLISHED_PARTS}
-            if there
-            else PUBLISHED_PARTS,
+            other_parameters=found.parts,
             lora_targets=LORA_TARGETS,
             head_dim=config["attention_head_dim"],
             in_channels=config["in_channels"],
@@ -89,7 +75,7 @@ class QwenImageShape(ModelShape):
     def block_linears(self) -> dict[str, tuple[int, int]]:
         """The linear layers of one block: name -> (in, out)."""
         d = self.width
-        linears = {f"attn.{name}": (d, d) for name in ATTENTION}
+        linears = {f"attn.{name}": (d, d) for name in JOINT_ATTENTION}
         for stream in ("img", "txt"):
             linears |= {
                 f"{stream}_mod.1": (d, 6 * d),
@@ -108,7 +94,7 @@ class QwenImageShape(ModelShape):
     @property
     def block_parameters(self) -> int:
         norms = 4 * self.head_dim  # of queries and keys, of both streams
-        return sum(i * o + o for i, o in self.block_linears.values()) + norms
+        return count_linears(self.block_linears) + norms
 
     @property
     def modulation_parameters(self) -> int:

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from omnirl_hpc.models.qwen_image.shape import LORA_TARGETS, PIXELS_PER_TOKEN, QwenImageShape, latent_tokens
-from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec, Numerics
+from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec, Numerics, flow_matching_scheduler
 
-SCHEDULER = ComponentSpec(
-    classes=("FlowMatchEulerDiscreteScheduler",),
-    settings={
-        "num_train_timesteps": (1000,),  # the model is called with timestep / 1000
-        "shift": ANY,
-        "use_dynamic_shifting": (True, False),
-        "base_shift": ANY,
-        "max_shift": ANY,
-        "base_image_seq_len": ANY,
-        "max_image_seq_len": ANY,
-        "shift_terminal": ANY,
-        "time_shift_type": ("exponential", "linear"),
-        # Other orders and spacings of sigmas than transitions and windows are written for
-        "invert_sigmas": (False,),
-        "use_karras_sigmas": (False,),
-        "use_exponential_sigmas": (False,),
-        "use_beta_sigmas": (False,),
-        "stochastic_sampling": (False,),  # noise in every step, which the ODE steps of a rollout leave out
-    },
+SCHEDULER = flow_matching_scheduler(
+    use_dynamic_shifting=(True, False), time_shift_type=("exponential", "linear")
 )
 
 TRANSFORMER = ComponentSpec(

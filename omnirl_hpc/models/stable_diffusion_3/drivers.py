@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from omnirl_hpc.data.prompts import Prompt
-from omnirl_hpc.models.family import DiffusersDriver, VllmOmniDriver
-from omnirl_hpc.models.spec import Guidance
+from omnirl_hpc.models.family import DenoisingInputs, DiffusersDriver, VllmOmniDriver
 from omnirl_hpc.sampling.samples import Condition
-from omnirl_hpc.sampling.streams import LATENTS, Streams
+from omnirl_hpc.sampling.streams import LATENTS
 
 
 class StableDiffusion3Diffusers(DiffusersDriver):
@@ -26,25 +25,14 @@ class StableDiffusion3Diffusers(DiffusersDriver):
         )
         return {"embeds": embeds[0], "pooled": pooled[0]}
 
-    def denoise(
-        self,
-        pipeline: Any,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
         pipeline(
-            prompt_embeds=conditions["embeds"],
-            pooled_prompt_embeds=conditions["pooled"],
-            negative_prompt_embeds=None if negative is None else negative["embeds"],
-            negative_pooled_prompt_embeds=None if negative is None else negative["pooled"],
-            guidance_scale=guidance.scales["text"],
+            **_embeddings(inputs),
+            guidance_scale=inputs.guidance.scales["text"],
             height=self.family.config.height,
             width=self.family.config.width,
-            latents=initial[LATENTS],
-            num_inference_steps=num_steps,
+            latents=inputs.initial[LATENTS],
+            num_inference_steps=inputs.num_steps,
             output_type="latent",
         )
 
@@ -60,25 +48,25 @@ class StableDiffusion3VllmOmni(VllmOmniDriver):
         )
         return {"embeds": embeds[0], "pooled": pooled[0]}
 
-    def denoise(
-        self,
-        pipeline: Any,
-        initial: Streams,
-        conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
-        num_steps: int,
-    ) -> None:
-        latents = initial[LATENTS].to(conditions["embeds"].dtype)
+    def denoise(self, pipeline: Any, inputs: DenoisingInputs) -> None:
+        latents = inputs.initial[LATENTS].to(inputs.conditions["embeds"].dtype)
         pipeline._interrupt = False
-        pipeline.scheduler.set_timesteps(num_steps, device=latents.device)
+        pipeline.scheduler.set_timesteps(inputs.num_steps, device=latents.device)
         pipeline.diffuse(
             latents=latents,
             timesteps=pipeline.scheduler.timesteps,
-            prompt_embeds=conditions["embeds"],
-            pooled_prompt_embeds=conditions["pooled"],
-            negative_prompt_embeds=None if negative is None else negative["embeds"],
-            negative_pooled_prompt_embeds=None if negative is None else negative["pooled"],
-            do_true_cfg=negative is not None,
-            guidance_scale=guidance.scales["text"],
+            **_embeddings(inputs),
+            do_true_cfg=inputs.negative is not None,
+            guidance_scale=inputs.guidance.scales["text"],
         )
+
+
+def _embeddings(inputs: DenoisingInputs) -> dict[str, Tensor | None]:
+    """As both pipelines take them, [B, …]."""
+    text, negative = inputs.conditions, inputs.negative
+    return {
+        "prompt_embeds": text["embeds"],
+        "pooled_prompt_embeds": text["pooled"],
+        "negative_prompt_embeds": None if negative is None else negative["embeds"],
+        "negative_pooled_prompt_embeds": None if negative is None else negative["pooled"],
+    }

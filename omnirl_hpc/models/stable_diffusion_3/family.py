@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from omnirl_hpc.errors import DataError
-from omnirl_hpc.models.family import ModelFamily, PipelineDriver
-from omnirl_hpc.models.spec import Guidance, Numerics
+from omnirl_hpc.models.family import ModelFamily, PipelineDriver, as_pixels
+from omnirl_hpc.models.spec import Numerics
 from omnirl_hpc.models.stable_diffusion_3.drivers import StableDiffusion3Diffusers, StableDiffusion3VllmOmni
 from omnirl_hpc.models.stable_diffusion_3.shape import PIXELS_PER_CELL
 from omnirl_hpc.models.stable_diffusion_3.spec import SPEC
@@ -47,48 +43,27 @@ class StableDiffusion3(ModelFamily):
         cells = self.config.height // PIXELS_PER_CELL, self.config.width // PIXELS_PER_CELL
         return {LATENTS: (self.component_config("transformer")["in_channels"], *cells)}
 
-    def count_text_tokens(self, text: str) -> int:
-        """Of T5."""
-        tokens, most = len(self._tokenizer(text).input_ids), self.spec.max_text_tokens
-        if tokens > most:
-            raise DataError(
-                f"a prompt of {tokens} tokens is longer than Stable Diffusion 3.5's {most}: {text[:60]!r}…"
-            )
-        return tokens
-
     def pad(self, condition: Condition, width: int) -> Condition:
         """It has its width already."""
         return condition
 
-    def velocity(
+    def predict(
         self,
         transformer: Callable[..., Any],
         latents: Streams,
         timesteps: Streams,
         conditions: dict[str, Tensor],
-        negative: dict[str, Tensor] | None,
-        guidance: Guidance,
         numerics: Numerics,
     ) -> Streams:
-        def predict(x: Tensor, t: Tensor, text: dict[str, Tensor]) -> Tensor:
-            dtype = text["embeds"].dtype
-            return transformer(
-                hidden_states=x.to(dtype),
-                timestep=t.to(dtype) if numerics.round_timestep else t,
-                encoder_hidden_states=text["embeds"],
-                pooled_projections=text["pooled"],
-                return_dict=False,
-            )[0]
-
-        x, t = latents[LATENTS], timesteps[LATENTS]
-        if negative is None:
-            return {LATENTS: predict(x, t, conditions)}
-        if numerics.batched_cfg:
-            both = {name: torch.cat([negative[name], conditions[name]]) for name in conditions}
-            unconditional, positive = predict(torch.cat([x, x]), torch.cat([t, t]), both).chunk(2)
-        else:
-            positive, unconditional = predict(x, t, conditions), predict(x, t, negative)
-        return {LATENTS: unconditional + guidance.scales["text"] * (positive - unconditional)}
+        t, dtype = timesteps[LATENTS], conditions["embeds"].dtype
+        velocity = transformer(
+            hidden_states=latents[LATENTS].to(dtype),
+            timestep=t.to(dtype) if numerics.round_timestep else t,
+            encoder_hidden_states=conditions["embeds"],
+            pooled_projections=conditions["pooled"],
+            return_dict=False,
+        )[0]
+        return {LATENTS: velocity}
 
     @torch.no_grad()
     def encode_media(self, pipeline: Any, media: Media) -> Streams:
@@ -103,9 +78,4 @@ class StableDiffusion3(ModelFamily):
         cells = latents[LATENTS].to(vae.dtype)
         cells = cells / vae.config.scaling_factor + vae.config.shift_factor
         images = vae.decode(cells, return_dict=False)[0]  # [B, 3, H, W]
-        frames = (images.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-        return Media(frames=frames[:, None])
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(Path(self.config.path) / "tokenizer_3", local_files_only=True)
+        return Media(frames=as_pixels(images)[:, None])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omnirl_hpc.config.schema import ModelConfig
-from omnirl_hpc.models.shape import ModelShape, count_parameters, read_settings
+from omnirl_hpc.models.shape import JOINT_ATTENTION, ModelShape, count_linears, describe
 
 # stabilityai/stable-diffusion-3.5-medium's transformer/config.json, and the parameters of its other parts
 # (two CLIP text models, the encoder of T5-XXL, the VAE).
@@ -35,18 +34,9 @@ PIXELS_PER_CELL, PATCH = 8, 2  # pixels of a latent cell, cells of a token, each
 CLIP_TOKENS, T5_TOKENS = 77, 256
 TEXT_WIDTH = CLIP_TOKENS + T5_TOKENS
 TIMESTEP_CHANNELS = 256
-LORA_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
-)
-SELF_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-TEXT_ATTENTION = ("add_q_proj", "add_k_proj", "add_v_proj")
+LORA_TARGETS = JOINT_ATTENTION
+SELF_ATTENTION = JOINT_ATTENTION[:4]
+TEXT_OUTPUT = JOINT_ATTENTION[-1]
 
 
 def latent_tokens(model: ModelConfig) -> int:
@@ -71,23 +61,17 @@ class StableDiffusion3Shape(ModelShape):
     @classmethod
     def find(cls, model: ModelConfig) -> StableDiffusion3Shape:
         """Raises ConfigError where the checkpoint's files cannot be read."""
-        folder = Path(model.path)
-        file = folder / "transformer" / "config.json"
-        there = file.is_file()
-        config = PUBLISHED | read_settings(file) if there else PUBLISHED
+        found = describe(model, "stabilityai/stable-diffusion-3.5-medium", PUBLISHED, PUBLISHED_PARTS)
+        config = found.transformer
         cells = (model.height // PIXELS_PER_CELL) * (model.width // PIXELS_PER_CELL)
         return cls(
-            source=f"the files in {folder}"
-            if there
-            else "stabilityai/stable-diffusion-3.5-medium as published",
+            source=found.source,
             layers=config["num_layers"],
             width=config["num_attention_heads"] * config["attention_head_dim"],
             latent_tokens=latent_tokens(model),
             latent_values=cells * config["in_channels"],
             frames=1,
-            other_parameters={part: count_parameters(folder / part) for part in PUBLISHED_PARTS}
-            if there
-            else PUBLISHED_PARTS,
+            other_parameters=found.parts,
             lora_targets=LORA_TARGETS,
             head_dim=config["attention_head_dim"],
             in_channels=config["in_channels"],
@@ -104,7 +88,7 @@ class StableDiffusion3Shape(ModelShape):
         linears = {
             "norm1.linear": (d, (9 if dual else 6) * d),
             "norm1_context.linear": (d, (2 if last else 6) * d),
-            **{f"attn.{name}": (d, d) for name in (*SELF_ATTENTION, *TEXT_ATTENTION)},
+            **{f"attn.{name}": (d, d) for name in JOINT_ATTENTION if name != TEXT_OUTPUT},
             "ff.net.0.proj": (d, 4 * d),
             "ff.net.2": (4 * d, d),
         }
@@ -112,7 +96,7 @@ class StableDiffusion3Shape(ModelShape):
             linears |= {f"attn2.{name}": (d, d) for name in SELF_ATTENTION}
         if not last:
             linears |= {
-                "attn.to_add_out": (d, d),
+                f"attn.{TEXT_OUTPUT}": (d, d),
                 "ff_context.net.0.proj": (d, 4 * d),
                 "ff_context.net.2": (4 * d, d),
             }
@@ -132,11 +116,11 @@ class StableDiffusion3Shape(ModelShape):
 
     def _block_parameters(self, layer: int) -> int:
         norms = (6 if layer in self.dual_layers else 4) * self.head_dim * self.has_norms
-        return _parameters(self.block_linears(layer)) + norms
+        return count_linears(self.block_linears(layer)) + norms
 
     @property
     def modulation_parameters(self) -> int:
-        return _parameters({name: size for name, size in self.linears.items() if ".norm1" in name})
+        return count_linears({name: size for name, size in self.linears.items() if ".norm1" in name})
 
     @property
     def transformer_parameters(self) -> int:
@@ -151,7 +135,7 @@ class StableDiffusion3Shape(ModelShape):
             "norm_out.linear": (d, 2 * d),
             "proj_out": (d, cell * self.out_channels),
         }
-        return sum(self._block_parameters(layer) for layer in range(self.layers)) + _parameters(ends)
+        return sum(self._block_parameters(layer) for layer in range(self.layers)) + count_linears(ends)
 
     def condition_values(self, text_tokens: int) -> int:
         return text_tokens * self.text_channels + self.pooled_channels
@@ -168,7 +152,3 @@ class StableDiffusion3Shape(ModelShape):
     def attention_flops(self, text_tokens: int) -> float:
         both, image = (self.latent_tokens + text_tokens) ** 2, self.latent_tokens**2
         return 4 * self.width * (self.layers * both + len(self.dual_layers) * image)
-
-
-def _parameters(linears: dict[str, tuple[int, int]]) -> int:
-    return sum(i * o + o for i, o in linears.values())

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec, Numerics
+from omnirl_hpc.models.spec import ANY, ComponentSpec, FamilySpec, Numerics, flow_matching_scheduler
 from omnirl_hpc.models.stable_diffusion_3.shape import (
     LORA_TARGETS,
     PATCH,
@@ -15,26 +15,8 @@ from omnirl_hpc.models.stable_diffusion_3.shape import (
     latent_tokens,
 )
 
-SCHEDULER = ComponentSpec(
-    classes=("FlowMatchEulerDiscreteScheduler",),
-    settings={
-        "num_train_timesteps": (1000,),  # the model is called with 1000 sigma
-        "shift": ANY,
-        "use_dynamic_shifting": (False,),  # the schedule is that of the scheduler's own steps
-        "base_shift": ANY,  # of dynamic shifting
-        "max_shift": ANY,
-        "base_image_seq_len": ANY,
-        "max_image_seq_len": ANY,
-        "time_shift_type": ANY,
-        "shift_terminal": ANY,
-        # Other orders and spacings of sigmas than transitions and windows are written for
-        "invert_sigmas": (False,),
-        "use_karras_sigmas": (False,),
-        "use_exponential_sigmas": (False,),
-        "use_beta_sigmas": (False,),
-        "stochastic_sampling": (False,),
-    },
-)
+# The schedule is that of the scheduler's own steps
+SCHEDULER = flow_matching_scheduler(use_dynamic_shifting=(False,))
 
 TRANSFORMER = ComponentSpec(
     classes=("SD3Transformer2DModel",),
@@ -72,6 +54,7 @@ SPEC = FamilySpec(
     },
     pixel_multiple=PATCH * PIXELS_PER_CELL,
     max_text_tokens=T5_TOKENS,
+    tokenizer="tokenizer_3",  # of T5
     text_width=TEXT_WIDTH,
     block_classes=("JointTransformerBlock",),
     lora_targets=LORA_TARGETS,

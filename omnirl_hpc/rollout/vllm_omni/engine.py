@@ -18,14 +18,15 @@ from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.phases import PhaseTimer
-from omnirl_hpc.models.family import ModelFamily, VllmOmniDriver
+from omnirl_hpc.models.family import DenoisingInputs, ModelFamily, VllmOmniDriver
 from omnirl_hpc.models.lora import lora_modules
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
 from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples
+from omnirl_hpc.sampling.samples import Condition, Media, Samples
+from omnirl_hpc.sampling.streams import Streams
 from omnirl_hpc.sampling.windows import compressed
 
 if TYPE_CHECKING:  # imports vllm
@@ -90,7 +91,9 @@ class VllmOmniEngine:
             for name, tensor in condition.items()
         }
 
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None, media: bool = True
+    ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
         schedules = compressed(self._family.schedules(num_steps), requests[0].window)
@@ -100,12 +103,19 @@ class VllmOmniEngine:
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
             with self._forward_context():
-                inputs = batch.initial, *batch.stacked_conditions()
-                self._driver.denoise(self._pipeline, *inputs, self._guidance, num_steps)
+                inputs = DenoisingInputs(
+                    batch.initial, *batch.stacked_conditions(), self._guidance, num_steps
+                )
+                self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
-            with self._timer.phase("decode"), self._forward_context():
-                media = self._family.decode(self._pipeline, recording.final)
-            yield batch.samples(recording, media.on_host(), self._family, schedules, self._version)[:count]
+            decoded = self._decode(recording.final) if media else None
+            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+
+    def _decode(self, latents: Streams) -> Media:
+        with self._timer.phase("decode"):
+            with self._forward_context():
+                media = self._family.decode(self._pipeline, latents)
+            return media.on_host()
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()

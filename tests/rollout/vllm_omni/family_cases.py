@@ -26,10 +26,10 @@ NEGATIVE = Prompt("", "blurry")
 
 
 def engines_side_by_side(
-    model: Path, prompts: Path, out: Path, settings: tuple[str, ...], lora: str
-) -> dict[str, Any]:
-    """Largest differences of latents and log-probabilities between vLLM-Omni and diffusers with PEFT: of the
-    base, and with a random adapter.
+    model: Path, prompts: Path, out: Path, settings: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """For both values of rollout.lora, largest differences of latents and log-probabilities between vLLM-Omni
+    and diffusers with PEFT: of the base, and with a random adapter.
     """
     common = ("rollout.micro_batch_size=2", "actor.lora.rank=6", "sampling.window.last=2", *settings)
 
@@ -40,7 +40,6 @@ def engines_side_by_side(
         return make_engine(config, family, layout, CPU, PhaseTimer(CPU))
 
     stock = engine("diffusers")
-    omni = engine("vllm_omni", f"rollout.lora={lora}")
     config = make_config(model, prompts, out, *common)
     family = find_class("model", config.model.family)(config.model)
     texts = [prompt.prompt for prompt in (*PROMPTS, NEGATIVE)]
@@ -58,23 +57,30 @@ def engines_side_by_side(
         for group, prompt in enumerate(PROMPTS)
         for sample in range(2)
     ]
-    encoded = [(stock.encode(prompt), omni.encode(prompt)) for prompt in (*PROMPTS, NEGATIVE)]
-    found: dict[str, Any] = {
-        "conditions equal": all(torch.equal(a[name], b[name]) for a, b in encoded for name in a)
-    }
 
     def generate(engine: RolloutEngine) -> Samples:
         return Samples.cat(list(engine.generate(requests)))
 
-    base = generate(omni)
-    found["base"] = distance(base, generate(stock))
     slots = lora_parameters(stock._pipeline.transformer)
     adapter = {name: 0.2 * standard_normal(slot.shape, 1, name) for name, slot in slots.items()}
-    found["bound"] = len(deliver_lora(omni, adapter, 1).bound)
+    before = generate(stock)
     deliver_lora(stock, adapter, 1)
-    adapted = generate(omni)
-    found |= {"adapted": distance(adapted, generate(stock)), "moved": distance(adapted, base)}
-    return found
+    after = generate(stock)
+
+    def compare(omni: RolloutEngine) -> dict[str, Any]:
+        encoded = [(stock.encode(prompt), omni.encode(prompt)) for prompt in (*PROMPTS, NEGATIVE)]
+        base = generate(omni)
+        bound = deliver_lora(omni, adapter, 1).bound
+        adapted = generate(omni)
+        return {
+            "conditions equal": all(torch.equal(a[name], b[name]) for a, b in encoded for name in a),
+            "base": distance(base, before),
+            "bound": len(bound),
+            "adapted": distance(adapted, after),
+            "moved": distance(adapted, base),
+        }
+
+    return {lora: compare(engine("vllm_omni", f"rollout.lora={lora}")) for lora in ("adapter", "merged")}
 
 
 def distance(one: Samples, other: Samples) -> float:
