@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from omnirl_hpc.algorithms.correction import Correction
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config, WindowConfig
 from omnirl_hpc.policies import CURRENT, REFERENCE, Blend
@@ -75,6 +76,9 @@ class Algorithm(ABC, Generic[Point]):
     whole_groups: ClassVar[bool] = False  # one rank needs all samples of a group, where several generate it
     # The actor evaluates the points of later updates before the first one changes it.
     recomputes_old: bool = False
+    # What differs between engine and actor is corrected before anything is learned: the actor evaluates all
+    # points first, those of the first update, too.
+    corrects: bool = False
 
     def __init__(self, config: Config) -> None:
         """Raises ConfigError where the settings of the algorithm and others disagree."""
@@ -180,6 +184,9 @@ class Old:
 
     log_prob: Tensor  # [B] fp32
     means: Streams | None = None  # [B, …] fp32, of the transitions, where the loss compares with them
+    # Where the rollout is corrected: the point's weights without what is rejected, and factors of its loss.
+    weights: Tensor | None = None  # [B] fp32
+    importance: Tensor | None = None  # [B] fp32
 
 
 Scored = TypeVar("Scored", bound=LikelihoodPoint)
@@ -191,6 +198,7 @@ class LikelihoodAlgorithm(Algorithm[Scored]):
     """
 
     recomputes_old: bool = True  # otherwise the engine's log-probabilities are trusted
+    rejected_in_denominator: bool = False  # the weights of what is rejected are lost, not shared out
     tolerated_gap: float = math.inf  # between the engine's and the actor's, before they spoil the update
     # False: the engine knows no likelihood, and points have zeros for its log-probabilities
     engine_scores: bool = True
@@ -202,6 +210,10 @@ class LikelihoodAlgorithm(Algorithm[Scored]):
     def observe(self, point: Scored, velocity: Streams) -> Old:
         """What is to be remembered of the actor before the first update; `velocity` has no gradients."""
         return Old(self.log_prob(point, velocity))
+
+    def correct(self, log_ratios: Tensor) -> Correction:
+        """Of the log-probabilities [B, W] of the actor minus the engine's, at all points of B units."""
+        raise NotImplementedError(f"{type(self).__name__} does not correct what was sampled")
 
     def with_old(self, point: Scored, old: Old) -> Scored:
         """The point as the loss is to see it."""

@@ -118,6 +118,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     one_of("reward.mix", config.reward.mix, ("sum", "normalized"))
+    one_of("sampling.window.solver", config.sampling.window.solver, ("euler", "dpm2"))
     one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
@@ -236,6 +237,19 @@ def window_fits_schedule(config: Config, world_size: int) -> None:
     )
 
 
+def window_can_be_followed_by_fewer_steps(config: Config, world_size: int) -> None:
+    window = config.sampling.window
+    require(
+        0 < window.compress <= 1,
+        f"sampling.window.compress={window.compress} must be above 0 and at most 1",
+    )
+    require(
+        window.compress == 1 or window.per == "step",
+        f"sampling.window.compress={window.compress} and sampling.window.per={window.per}: samples whose "
+        "windows end at different steps would have different numbers of steps; set sampling.window.per=step",
+    )
+
+
 def layout_is_possible(config: Config, world_size: int) -> None:
     layout = make_layout(config, rank=0, world_size=world_size)
     prompts = config.data.prompts_per_step
@@ -263,6 +277,11 @@ def algorithm_fits(config: Config, world_size: int) -> None:
     require(
         algorithm.source != "rollout" or n >= 2,
         f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
+    )
+    require(
+        algorithm.needs == "trajectory" or not config.sampling.shared_noise,
+        f"sampling.shared_noise=true is not for algorithm.name={config.algorithm.name}, which samples by ODE "
+        "steps alone: all samples of a group would be equal; set it to false",
     )
     require(
         "reference" not in algorithm.policies or config.actor.train != "full",
@@ -456,6 +475,7 @@ RULES = (
     guidance_is_valid,
     noise_level_fits_transition,
     window_fits_schedule,
+    window_can_be_followed_by_fewer_steps,
     layout_is_possible,
     updates_divide_the_step,
     algorithm_fits,

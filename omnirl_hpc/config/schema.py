@@ -50,6 +50,10 @@ class WindowConfig:
     first: int = 0  # the window starts at this step or later …
     last: Optional[int] = 5  # … and ends before this one; null: the last step of the schedule
     per: str = "step"  # one draw for each training step | prompt | sample
+    # The ODE steps after the window: euler | dpm2, DPM-Solver++ of second order (arXiv 2211.01095), which
+    # needs fewer of them; compress: how many there are, as a fraction of those of the schedule
+    solver: str = "euler"
+    compress: float = 1.0
 
 
 @dataclass
@@ -60,6 +64,7 @@ class SamplingConfig:
     true_cfg_scale: float = 4.0  # 1.0: no classifier-free guidance
     transition: str = "sde"  # sde | cps | dance
     noise_level: float = 1.2  # eta of the transition
+    shared_noise: bool = False  # the samples of a group start from one noise; for stochastic steps only
     window: WindowConfig = field(default_factory=WindowConfig)
 
 

@@ -40,11 +40,12 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     rows = units * (2 if algorithm.needs == "pairs" else 1)  # that the model is evaluated on, at each point
     points = rows * guidance_branches(config) * algorithm.points_per_unit
     later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
+    evaluated = 1 if algorithm.corrects else later_updates  # before anything is learned
     forwards = 2 if config.actor.activation_checkpointing else 1
     forwards += len(algorithm.policies) - 1  # those of the others have no gradients
     return {
         "rollout": generated * forward,
-        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old else 0.0,
+        "old_log_prob": evaluated * points * forward if algorithm.recomputes_old else 0.0,
         "actor": points * (forwards * forward + backward),
     }
 

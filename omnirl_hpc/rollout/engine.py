@@ -24,6 +24,7 @@ class SampleRequest:
     negative: Condition | None  # None: no guidance
     width: int  # that both are padded to, the same for all samples of a step
     owner: int = 0  # the rank of the replica that scores and trains it
+    start: SampleIdentity | None = None  # of the sample whose initial noise it shares; None: its own
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,16 @@ def make_requests(
         for place in range(count):
             sample = group.first_sample + place
             identity = SampleIdentity(config.seed, step, prompt.id, sample)
-            steps = NO_STEPS
+            steps, start = NO_STEPS, None
             if window is not None:
+                if config.sampling.shared_noise:
+                    start = replace(identity, sample=group.first_sample)
                 sampling = replace(config.sampling, window=window)
                 steps = draw_window(sampling, config.seed, step, prompt.id, sample)
             owner = (turn if whole_groups else turn * count + place) % layout.replica_size
-            requests.append(SampleRequest(identity, group.index, steps, condition, negative, width, owner))
+            requests.append(
+                SampleRequest(identity, group.index, steps, condition, negative, width, owner, start)
+            )
     return requests
 
 

@@ -71,6 +71,17 @@ def test_each_sample_is_asked_for_under_its_own_identity():
     assert [r.window for r in made] == windows and len(set(windows)) > 2
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_samples_of_a_group_can_start_from_the_noise_of_its_first(shared):
+    settings = config()
+    settings.sampling.shared_noise = shared
+    starts = [r.start and (r.start.prompt_id, r.start.sample) for r in make(settings)]
+    groups = [("a", 0), ("b", 0), ("c", 2), ("d", 0)]  # of two samples each; c had a group before
+    assert starts == ([group for group in groups for _ in range(2)] if shared else [None] * 8)
+    without_steps = make_requests(settings, Family(), encode, Layout(0, 1, 1, 1), 5, GROUPS, None)
+    assert [r.start for r in without_steps] == [None] * 8  # they would all be equal
+
+
 def test_a_rows_own_negative_prompt_comes_before_the_settings():
     made = make(config())
     assert [text(r.condition) for r in made[::2]] == ["cat", "a zebra", "dog", "an elephant"]
