@@ -66,9 +66,7 @@ class Trainer:
             if layout.rank == 0:
                 log.warning("%s", remark)
         self.residency = Residency(config.residency, timer, self.peaks)
-        self.generation = make_generation(
-            config, family, layout, device, self.algorithm, timer, self.residency
-        )
+        self.generation = make_generation(config, family, layout, device, timer, self.residency)
         self.actor = make_actor(config, family, layout, device, self.algorithm)
         self.residency.add(ACTOR, self.actor)
         self.generation.load()

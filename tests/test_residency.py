@@ -169,7 +169,7 @@ def test_an_actor_used_asleep_says_so_and_holds_no_memory(config):
         for name, use in uses.items():
             with pytest.raises(RuntimeError, match="the actor is asleep: wake"):
                 print(name, use())
-        held = [t.to_local() for t in actor._transformer.parameters()]
+        held = [t.to_local() for t in actor.transformer.parameters()]
         assert sum(t.untyped_storage().nbytes() for t in held) == 0
         actor.wake()
         assert all(torch.equal(t, lora[name]) for name, t in actor.weights())

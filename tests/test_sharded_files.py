@@ -136,12 +136,12 @@ def test_the_tensors_own_file_is_data(folder, tmp_path):
 def test_exported_weights_are_read_so(tmp_path):
     module, mark = torch.nn.Linear(2, 3), tmp_path / "mark"
     dcp.save(dict(module.named_parameters()), checkpoint_id=tmp_path / "step/optimizer", no_dist=True)
-    load_weights(tmp_path / "step", module)
+    load_weights(tmp_path / "step", {"transformer": module})
     (tmp_path / "step/optimizer/.metadata").write_bytes(pickle.dumps(Command(os.system, (f"touch {mark}",))))
     with pytest.raises(
         CheckpointError, match="the weights in .* cannot be read: .*asks for posix.system, which"
     ):
-        load_weights(tmp_path / "step", module)
+        load_weights(tmp_path / "step", {"transformer": module})
     assert not mark.exists()
 
 

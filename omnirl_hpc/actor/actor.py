@@ -25,11 +25,12 @@ class Actor(Protocol):
 
     @property
     def transformer(self) -> nn.Module:
-        """The network that is trained, to be looked at."""
+        """The network that is trained, or the first of several, to be looked at."""
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         """The guided velocity of each stream, shaped as its latents, that a policy, or the reference,
-        predicts.
+        predicts. Where several networks take turns, a point belongs to one of them, on all ranks the same: it
+        raises MismatchError on every rank where its timesteps do not.
         """
 
     def apply_gradients(self) -> tuple[float, float]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -24,8 +25,9 @@ from omnirl_hpc.actor.optimizer import make_optimizer, optimizer_tensors
 from omnirl_hpc.actor.trained import what_is_trained
 from omnirl_hpc.algorithms.algorithm import TrainingPoint
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import CheckpointError, NonFiniteError
+from omnirl_hpc.errors import CheckpointError, MismatchError, NonFiniteError
 from omnirl_hpc.layout import Layout
+from omnirl_hpc.models.experts import tensors_by_name
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.pinned import PinnedTensors
@@ -58,20 +60,11 @@ class FSDPActor:
         self._numerics = actor_numerics(config)
         self._trained = what_is_trained(config, family)
         self.adapter_config = self._trained.adapter_config
-        transformer: ModelMixin = family.empty_transformer(self._trained.base_dtype)
-        self._trained.attach(transformer)
-        set_attention(transformer, config.actor.attention, device)
-        if config.actor.activation_checkpointing:
-            transformer.enable_gradient_checkpointing()
-        blocks = repeated_blocks(transformer, family.spec.block_classes)
-        if config.actor.compile:
-            compile_blocks(blocks)
         mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
         # FSDP warns of in-place operations on the output, which is a view; nothing here makes any.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        self._transformer = shard(transformer, blocks, mesh, getattr(torch, config.actor.dtype))
-        fill_from_files(transformer, Path(config.model.path) / "transformer", device)
-        self._parameters = self._trained.parameters(transformer)
+        self._networks = {name: self._build(name, mesh, device) for name in family.spec.experts}
+        self._parameters = tensors_by_name(self._networks, self._trained.parameters)
         for name, value in self._trained.first_values(self._parameters):
             _fill(self._parameters[name], value)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
@@ -91,10 +84,25 @@ class FSDPActor:
             *self._stored.values(),
         ]
         self._pinned.add((local(t) for tensors in changing for t in tensors.values()), frozen=False)
-        for model in (self._transformer, *self._models.values()):
-            self._pinned.add((local(t) for t in [*model.parameters(), *model.buffers()]), frozen=True)
+        for network in (*self._networks.values(), *self._models.values()):
+            self._pinned.add((local(t) for t in [*network.parameters(), *network.buffers()]), frozen=True)
         self._kept_scheduler = self._scheduler.state_dict()
         self._updates_on_host = self.updates  # of which the host has the outcome
+
+    def _build(self, name: str, mesh: DeviceMesh, device: torch.device) -> ModelMixin:
+        """A network of the family: sharded, with its weights."""
+        config, family = self._config, self._family
+        transformer: ModelMixin = family.empty_transformer(self._trained.base_dtype, name)
+        self._trained.attach(transformer)
+        set_attention(transformer, config.actor.attention, device)
+        if config.actor.activation_checkpointing:
+            transformer.enable_gradient_checkpointing()
+        blocks = repeated_blocks(transformer, family.spec.block_classes)
+        if config.actor.compile:
+            compile_blocks(blocks)
+        shard(transformer, blocks, mesh, getattr(torch, config.actor.dtype))
+        fill_from_files(transformer, Path(config.model.path) / name, device)
+        return transformer
 
     @property
     def updates(self) -> int:
@@ -111,14 +119,14 @@ class FSDPActor:
 
     @property
     def transformer(self) -> nn.Module:
-        return self._transformer
+        return next(iter(self._networks.values()))
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         self._require_awake()
-        dtype = getattr(torch, self._config.actor.dtype)
+        dtype, network = getattr(torch, self._config.actor.dtype), self._network_of(point)
         with self._under(policy):
             return self._family.velocity(
-                self._models.get(policy, self._transformer),
+                self._models.get(policy, network),
                 point.latents,
                 point.timesteps,
                 _in_dtype(point.conditions, dtype),
@@ -126,6 +134,26 @@ class FSDPActor:
                 self._guidance,
                 self._numerics,
             )
+
+    def _network_of(self, point: TrainingPoint) -> nn.Module:
+        """The one that all ranks evaluate a point with: with two, their collective operations would not fit.
+
+        Collective where there are several networks.
+        """
+        networks = list(self._networks.values())
+        if len(networks) == 1:
+            return networks[0]
+        experts = self._family.experts_at(point.timesteps)
+        ends = torch.stack([experts.min(), -experts.max()])
+        dist.all_reduce(ends, op=dist.ReduceOp.MIN)
+        first, last = int(ends[0]), -int(ends[1])
+        if first != last:
+            names = self._family.spec.experts
+            raise MismatchError(
+                f"the samples of a micro-step belong to {names[first]} and to {names[last]}, and one network "
+                "is trained at a time: set sampling.window.per=step"
+            )
+        return networks[first]
 
     def apply_gradients(self) -> tuple[float, float]:
         self._require_awake()
@@ -238,7 +266,9 @@ class FSDPActor:
         if policy == CURRENT or policy in self._models:
             yield
         elif policy == REFERENCE:
-            with self._trained.left_out(self._transformer):
+            with ExitStack() as left_out:
+                for network in self._networks.values():
+                    left_out.enter_context(self._trained.left_out(network))
                 yield
         else:
             current = {name: tensor.clone() for name, tensor in _locals(self._parameters).items()}
@@ -256,9 +286,9 @@ class FSDPActor:
             local(parameter.detach()).copy_(values[name])
 
     def _reshard(self) -> None:
-        """Let go of gathered weights: the root keeps its own after a forward pass."""
-        for model in (self._transformer, *self._models.values()):
-            for module in model.modules():
+        """Let go of gathered weights: a root keeps its own after a forward pass."""
+        for network in (*self._networks.values(), *self._models.values()):
+            for module in network.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
@@ -313,9 +343,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def shard(
-    transformer: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype
-) -> nn.Module:
+def shard(transformer: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> None:
     """Shard each of the blocks, then the rest, over the mesh's `shard` axis; moves them to the mesh's
     device.
 
@@ -327,4 +355,3 @@ def shard(
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no pre-multiplied one
-    return transformer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from omnirl_hpc.config.schema import ActorConfig, Config
+from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.lora import attach_lora, initial_value, lora_parameters, peft_config
@@ -46,11 +46,11 @@ class Trained(ABC):
 class TrainedAdapter(Trained):
     """A LoRA adapter on a frozen transformer."""
 
-    def __init__(self, config: ActorConfig, family: ModelFamily, seed: int) -> None:
-        self._config, self._seed = config.lora, seed
-        self._targets = tuple(config.lora.target_modules or family.spec.lora_targets)
-        self.base_dtype = getattr(torch, config.dtype)
-        self.adapter_config = peft_config(config.lora, self._targets)
+    def __init__(self, lora: LoraConfig, family: ModelFamily, base_dtype: torch.dtype, seed: int) -> None:
+        self._config, self._seed = lora, seed
+        self._targets = tuple(lora.target_modules or family.spec.lora_targets)
+        self.base_dtype = base_dtype
+        self.adapter_config = peft_config(lora, self._targets)
 
     def attach(self, transformer: ModelMixin) -> None:
         attach_lora(transformer, self._config, self._targets, getattr(torch, self._config.dtype))
@@ -95,7 +95,6 @@ class TrainedWeights(Trained):
 
 
 def what_is_trained(config: Config, family: ModelFamily) -> Trained:
-    """The only place where an actor asks for actor.train."""
-    if config.actor.train == "full":
+    if config.actor.adapter is None:
         return TrainedWeights()
-    return TrainedAdapter(config.actor, family, config.seed)
+    return TrainedAdapter(config.actor.adapter, family, getattr(torch, config.actor.dtype), config.seed)

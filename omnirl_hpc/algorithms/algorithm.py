@@ -109,6 +109,15 @@ class Algorithm(ABC, Generic[Point]):
         return self.config.data.samples_per_prompt if self.source == ROLLOUT else 1
 
     @property
+    def samples_per_unit(self) -> int:
+        return 2 if self.needs == PAIRS else 1
+
+    @property
+    def trains_with_guidance(self) -> bool:
+        """Whether points have a negative condition where sampling has guidance: for the planner."""
+        return self.needs == TRAJECTORY
+
+    @property
     @abstractmethod
     def points_per_unit(self) -> int:
         """How many training points a unit has: for the planner."""

@@ -6,6 +6,7 @@ Torch is imported only where tensors are read or written.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +33,7 @@ DIFFUSERS_FILE, DIFFUSERS_PREFIX = "pytorch_lora_weights.safetensors", "transfor
 DIFFUSERS_METADATA = (
     "lora_adapter_metadata"  # in the file's header: PEFT's settings as JSON, each under DIFFUSERS_PREFIX
 )
+OTHER_NETWORK = re.compile(r"transformer_\d+\.")  # as pipelines with several call them
 SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 NOT_AN_ADAPTER = f"it has neither {PEFT_FILE} nor {DIFFUSERS_FILE}"
 NEEDED = ("r", "lora_alpha", "target_modules")
@@ -180,6 +182,11 @@ def _own_name(name: str) -> str:
     return name.removeprefix(PEFT_PREFIX).removeprefix(DIFFUSERS_PREFIX)
 
 
+def _diffusers_name(name: str) -> str:
+    """Each module below its network; the first's are below none here (models/experts.py)."""
+    return name if OTHER_NETWORK.match(name) else DIFFUSERS_PREFIX + name
+
+
 def load_adapter(folder: Path) -> dict[str, Tensor]:
     """The LoRA of an adapter, a folder or a file, under this package's names.
 
@@ -227,7 +234,7 @@ def save_diffusers_adapter(folder: Path, lora: dict[str, Tensor], peft_config: d
     peft_config = peft_config | {"lora_alpha": peft_config["r"]}
     settings = {DIFFUSERS_PREFIX + name: value for name, value in peft_config.items()}
     metadata = {"format": "pt", DIFFUSERS_METADATA: json.dumps(settings, indent=2, sort_keys=True)}
-    tensors = {DIFFUSERS_PREFIX + name: tensor for name, tensor in lora.items()}
+    tensors = {_diffusers_name(name): tensor for name, tensor in lora.items()}
     _save(folder, DIFFUSERS_FILE, tensors, peft_config, metadata)
 
 

@@ -23,7 +23,7 @@ import json
 import logging
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -53,6 +53,7 @@ from omnirl_hpc.checkpoints.files import (
 from omnirl_hpc.config.schema import CheckpointConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError, LockLostError
 from omnirl_hpc.launch.agreement import by_rank_0, gather, raise_on_all_ranks
+from omnirl_hpc.models.experts import parameters_of, tensors_by_name
 from omnirl_hpc.sharded_files import TensorFileReader, describe, reading
 
 log = logging.getLogger(__name__)
@@ -344,12 +345,13 @@ class Checkpointer:
         path.rename(next(name for name in numbered if not name.exists()))
 
 
-def load_weights(path: Path, transformer: nn.Module) -> None:
-    """Fill a whole transformer, in its own dtype, from a checkpoint with actor.train=full. Not collective.
+def load_weights(path: Path, networks: Mapping[str, nn.Module]) -> None:
+    """Fill whole networks, in their own dtype, from a checkpoint with actor.train=full. Not collective.
 
     Raises CheckpointError where the two do not fit, and where the run has deleted the checkpoint meanwhile.
     """
-    weights = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    places = tensors_by_name(networks, parameters_of)
+    weights = {name: parameter.detach() for name, parameter in places.items()}
     with reading(f"the weights in {path}", CheckpointError):
         dcp.load(weights, storage_reader=TensorFileReader(path / SHARDED), no_dist=True)
 

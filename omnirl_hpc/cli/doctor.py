@@ -65,6 +65,7 @@ def run(arguments: Sequence[str]) -> None:
             versions.require()
     with rank_0_reports_first(identity):
         prepare_process(config.threads_per_rank, identity.local_rank)
+        config = load_config([*DEFAULTS, *arguments]).config  # plans ask the algorithm, which brings torch
     from omnirl_hpc.checks.preflight.findings import FAILED, SKIPPED
     from omnirl_hpc.checks.preflight.network import SIZES
     from omnirl_hpc.checks.preflight.preflight import checked_process_group

@@ -79,7 +79,7 @@ def of_run(path: Path, step: Step | None, overrides: list[str]) -> tuple[Config,
     run_directory = RunDirectory(path)
     run_directory.require_run()
     config = load_run_config(run_directory.config, overrides, unused=("algorithm",)).config
-    if config.actor.train == "full":
+    if config.actor.adapter is None:
         raise ConfigError(
             f"{path} trains all weights, and evaluate compares adapters: omnirl-hpc export writes its "
             "transformer"

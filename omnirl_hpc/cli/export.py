@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
     run_directory.require_run()
     model = [f"model.path={options.model}"] if options.model else []
     config = load_run_config(run_directory.config, model, unused=("algorithm", "reward")).config
-    full = config.actor.train == "full"
+    full = config.actor.adapter is None
     if full and (options.merge or options.policy != CURRENT):
         option = "--merge" if options.merge else f"--policy {options.policy}"
         raise ConfigError(f"{option} is for adapters, and {options.run} trains all weights: drop it")
@@ -100,10 +100,12 @@ def export_adapter(
 
 def export_weights(run_directory: RunDirectory, out: Path, config: Config, step: int | None) -> None:
     step, checkpoint = find_run_checkpoint(run_directory.checkpoints, step)
-    transformer = read_transformer(checkpoint, config)
+    _, networks = load_base(config)
+    from omnirl_hpc.checkpoints.checkpointer import load_weights
+
+    load_weights(checkpoint, networks)
     with whole_folder(out) as partial:
-        transformer.save_pretrained(partial)
-        follow_umask(partial)
+        write_networks(partial, networks)
     print(f"wrote the transformer after {step} steps: transformer=….from_pretrained({str(out)!r})")
 
 
@@ -122,33 +124,30 @@ def whole_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_transformer(checkpoint: Path, config: Config) -> Any:
-    """The transformer with the weights of a checkpoint."""
-    _, transformer = load_base(config)
-    from omnirl_hpc.checkpoints.checkpointer import load_weights
-
-    load_weights(checkpoint, transformer)
-    return transformer
-
-
 def write_merged(out: Path, config: Config, lora: dict[str, Any]) -> None:
     """The transformer with the adapter added to its weights, in diffusers' layout."""
-    family, transformer = load_base(config)
+    family, networks = load_base(config)
     from omnirl_hpc.models.lora import merge_lora
 
-    merge_lora(
-        transformer, config.actor.lora, config.actor.lora.target_modules or family.spec.lora_targets, lora
-    )
-    transformer.save_pretrained(out)
+    targets = config.actor.lora.target_modules or family.spec.lora_targets
+    merge_lora(networks, config.actor.lora, targets, lora)
+    write_networks(out, networks)
+
+
+def write_networks(out: Path, networks: dict[str, Any]) -> None:
+    """In diffusers' layout: one as it is, several in folders of their names."""
+    for name, network in networks.items():
+        network.save_pretrained(out if len(networks) == 1 else out / name)
     follow_umask(out)
 
 
-def load_base(config: Config) -> tuple[Any, Any]:
-    """The model family, and its transformer as the run started from it, in the engine's dtype."""
+def load_base(config: Config) -> tuple[Any, dict[str, Any]]:
+    """The model family, and its denoising networks as the run started from them, in the engine's dtype."""
     from omnirl_hpc.launch.runtime import prepare_process
 
     prepare_process(config.threads_per_rank)
     import torch
 
     family = find_class("model", config.model.family)(config.model)
-    return family, family.load_transformer(getattr(torch, config.rollout.dtype))
+    dtype = getattr(torch, config.rollout.dtype)
+    return family, {name: family.load_transformer(dtype, name) for name in family.spec.experts}

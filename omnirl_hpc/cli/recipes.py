@@ -42,16 +42,14 @@ def recipe_files() -> list[Path]:
 
 def row(file: Path) -> tuple[str, ...]:
     """The cells of one recipe."""
-    config, facts = (
-        load_config([*NO_PATHS, f"recipe={file.stem}"], unused=("algorithm",)).config,
-        header(file),
-    )
+    config = load_config([*NO_PATHS, f"recipe={file.stem}"], unused=("algorithm",)).config
+    facts, adapter = header(file), config.actor.adapter
     return (
         file.stem,
         f"{config.model.family}, {config.model.height} x {config.model.width}",
         config.algorithm.name,
         config.rollout.engine,
-        "FSDP2, all weights" if config.actor.train == "full" else f"FSDP2, LoRA r{config.actor.lora.rank}",
+        "FSDP2, all weights" if adapter is None else f"FSDP2, LoRA r{adapter.rank}",
         " + ".join(config.reward.parts),
         facts["GPUs"],
         facts["Source"],

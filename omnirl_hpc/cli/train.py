@@ -26,6 +26,7 @@ from omnirl_hpc.launch.time_limit import job_end_time
 from omnirl_hpc.layout import Layout, make_layout
 from omnirl_hpc.metrics.progress import print_choices
 from omnirl_hpc.models.spec import actor_numerics
+from omnirl_hpc.planning.estimate import builds_engine, find_algorithm
 from omnirl_hpc.report.page import write_report
 from omnirl_hpc.report.records import RunRecords, describe_rewards
 from omnirl_hpc.rollout.vllm_omni import versions
@@ -171,7 +172,7 @@ def train(
                 log.log(level, "preflight, %s: %s", finding.check, finding.text)
             choices = describe_choices(config, layout, identity, str(device))
             choices["residency"] += f" (auto: {why})" if why else ""
-            if padded := describe_padding(config, layout):
+            if builds_engine(config) and (padded := describe_padding(config, layout)):
                 log.warning("%s", padded)
             run_directory.write_start(loaded.to_yaml(), loaded.choices | choices)
             print_choices({"recipe": loaded.choices["recipe"], **choices})
@@ -225,13 +226,14 @@ ENDINGS = {
 }
 
 
+OF_AN_ENGINE = ("rollout", "sampling", "reward")  # what means nothing where none is built
+
+
 def describe_choices(config: Config, layout: Layout, identity: Identity, device: str) -> dict[str, str]:
     """Everything that is chosen for the user or that decides numerics, for the table at the start."""
-    sampling, actor = config.sampling, config.actor
+    sampling, actor, window = config.sampling, config.actor, config.sampling.window
     guidance = "batched" if actor_numerics(config).batched_cfg else "sequential"
-    window = sampling.window
-    images = config.data.prompts_per_step * config.data.samples_per_prompt
-    return {
+    choices = {
         "launcher": identity.launcher,
         "device": device,
         "layout": layout.describe(),
@@ -242,28 +244,37 @@ def describe_choices(config: Config, layout: Layout, identity: Identity, device:
         + (describe_vllm_omni(config) if config.rollout.engine == "vllm_omni" else ""),
         "actor": f"FSDP2, {describe_trained(config)}, micro-batch {actor.micro_batch_size}, "
         f"guidance {guidance}, activation checkpointing {'on' if actor.activation_checkpointing else 'off'}",
-        "attention": f"rollout {config.rollout.attention}, actor {config.actor.attention} "
-        "(the kernels that run are named in the first step)",
+        "attention": (f"rollout {config.rollout.attention}, " if builds_engine(config) else "")
+        + f"actor {actor.attention} (the kernels that run are named in the first step)",
         "sampling": f"{sampling.transition}, noise level {sampling.noise_level}, "
         f"{sampling.num_inference_steps} steps, CFG {sampling.true_cfg_scale}, "
         f"window {window.size} per {window.per}",
         "algorithm": f"{config.algorithm.name}, "
         f"old_log_prob={getattr(config.algorithm, 'old_log_prob', '-')}",
         "reward": " + ".join(f"{part.weight:g} x {name}" for name, part in config.reward.parts.items()),
-        "step": f"{config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} samples "
-        f"= {images} images, {actor.updates_per_step} update(s)",
+        "step": f"{describe_step(config)}, {actor.updates_per_step} update(s)",
     }
+    unused = () if builds_engine(config) else OF_AN_ENGINE
+    return {name: choice for name, choice in choices.items() if name not in unused}
+
+
+def describe_step(config: Config) -> str:
+    data = config.data
+    if find_algorithm(config).source != "rollout":
+        return f"{data.prompts_per_step} pairs of a table"
+    images = data.prompts_per_step * data.samples_per_prompt
+    return f"{data.prompts_per_step} prompts x {data.samples_per_prompt} samples = {images} images"
 
 
 def describe_trained(config: Config) -> str:
     actor = config.actor
-    if actor.train == "full":
+    if actor.adapter is None:
         return f"all weights float32, computed in {actor.dtype}"
-    return f"base {actor.dtype}, LoRA r={actor.lora.rank} {actor.lora.dtype}"
+    return f"base {actor.dtype}, LoRA r={actor.adapter.rank} {actor.adapter.dtype}"
 
 
 def describe_vllm_omni(config: Config) -> str:
     rollout = config.rollout
     asleep = f", awake {' and '.join(rollout.awake)}" if rollout.awake and config.residency == "swap" else ""
-    lora = f", LoRA {rollout.lora}" if config.actor.train == "lora" else ""
+    lora = "" if config.actor.adapter is None else f", LoRA {rollout.lora}"
     return f" ({versions.installed()}){lora}, {'compiled' if rollout.compile else 'eager'}{asleep}"

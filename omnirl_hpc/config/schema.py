@@ -142,6 +142,11 @@ class ActorConfig:
     # engine
     cfg: Optional[str] = None
 
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """The adapter that is trained; None where all weights are. `train` is asked nowhere else."""
+        return self.lora if self.train == "lora" else None
+
 
 @dataclass
 class AlgorithmConfig:

@@ -55,8 +55,8 @@ class ModelFamily(ABC):
         return self._load(dtype)
 
     def load_encoders(self, dtype: torch.dtype) -> Any:
-        """The same pipeline without its denoising network, for `encode` and `encode_media`."""
-        return self._load(dtype, transformer=None)
+        """The same pipeline without its denoising networks, for `encode` and `encode_media`."""
+        return self._load(dtype, **dict.fromkeys(self.spec.experts))
 
     def _load(self, dtype: torch.dtype, **components: None) -> Any:
         pipeline = getattr(diffusers, self.spec.pipeline_classes[0]).from_pretrained(
@@ -65,22 +65,22 @@ class ModelFamily(ABC):
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def load_transformer(self, dtype: torch.dtype) -> nn.Module:
-        """The denoising network alone, on the CPU."""
+    def load_transformer(self, dtype: torch.dtype, expert: str = "transformer") -> nn.Module:
+        """A denoising network alone, on the CPU."""
         return self.transformer_class.from_pretrained(
-            self.config.path, subfolder="transformer", **{DTYPE: dtype}, local_files_only=True
+            self.config.path, subfolder=expert, **{DTYPE: dtype}, local_files_only=True
         )
 
-    def empty_transformer(self, dtype: torch.dtype) -> nn.Module:
+    def empty_transformer(self, dtype: torch.dtype, expert: str = "transformer") -> nn.Module:
         """The same with its parameters on the meta device, and all that is no parameter as it is to be.
 
-        The actor reads the parameters from the folder `transformer` of the checkpoint, each rank its part.
+        The actor reads the parameters from the folder `expert` of the checkpoint, each rank its part.
         """
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # as from_pretrained does
         try:
             with init_empty_weights(include_buffers=False):
-                transformer = self.transformer_class.from_config(self.component_config("transformer")).eval()
+                transformer = self.transformer_class.from_config(self.component_config(expert)).eval()
         finally:
             torch.set_default_dtype(usual)
         stored = transformer.state_dict().keys()
@@ -96,7 +96,7 @@ class ModelFamily(ABC):
 
     @property
     def transformer_class(self) -> Any:
-        """The denoising network's, one of diffusers' or with the same methods."""
+        """The denoising networks', one of diffusers' or with the same methods."""
         return getattr(diffusers, self.spec.components["transformer"].classes[0])
 
     @abstractmethod
@@ -107,9 +107,9 @@ class ModelFamily(ABC):
     def stream_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of one sample's latents in each stream."""
 
-    def expert_at(self, step: int, num_steps: int) -> int:
-        """Which network makes a denoising step, where several take turns."""
-        return 0
+    def experts_at(self, timesteps: Streams) -> Tensor:
+        """[B] int64, which of `spec.experts` the model is at timesteps [B], where several take turns."""
+        return torch.zeros_like(next(iter(timesteps.values())), dtype=torch.int64)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -281,7 +281,7 @@ class LoopDriver(PipelineDriver):
                 for name, x in latents.items()
             }
             velocity = self.family.velocity(
-                pipeline.transformer,
+                self._network(pipeline, timesteps),
                 latents,
                 timesteps,
                 inputs.conditions,
@@ -290,6 +290,12 @@ class LoopDriver(PipelineDriver):
                 numerics,
             )
             latents = {name: self._recorder.advance(name, v) for name, v in velocity.items()}
+
+    def _network(self, pipeline: Any, timesteps: Streams) -> nn.Module:
+        """The one whose turn it is, at a step of the whole batch."""
+        experts = self.family.spec.experts
+        turn = 0 if len(experts) == 1 else int(self.family.experts_at(timesteps)[0])
+        return getattr(pipeline, experts[turn])
 
 
 class DiffusersDriver(PipelineDriver):

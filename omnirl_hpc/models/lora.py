@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from omnirl_hpc.config.schema import LoraConfig
 from omnirl_hpc.errors import CheckpointError, ConfigError
+from omnirl_hpc.models.experts import tensors_by_name
 from omnirl_hpc.sampling.noise import ADAPTER_INIT, standard_normal
 
 if TYPE_CHECKING:
@@ -67,23 +68,28 @@ def initial_value(name: str, shape: Sequence[int], rank: int, seed: int) -> Tens
 
 
 def merge_lora(
-    transformer: ModelMixin, config: LoraConfig, targets: Sequence[str], state: Mapping[str, Tensor]
+    networks: Mapping[str, ModelMixin],
+    config: LoraConfig,
+    targets: Sequence[str],
+    state: Mapping[str, Tensor],
 ) -> None:
-    """Add an adapter, named as by `lora_parameters`, to a transformer's weights: W + alpha / rank B A,
-    computed in fp32.
+    """Add an adapter, named as by `tensors_by_name`, to the networks' weights: W + alpha / rank B A, computed
+    in fp32.
 
     Raises CheckpointError where the names differ from those that `targets` give.
     """
-    add_lora(transformer, config, targets, torch.float32, seed=0)
-    slots = lora_parameters(transformer)
+    for network in networks.values():
+        add_lora(network, config, targets, torch.float32, seed=0)
+    slots = tensors_by_name(networks, lora_parameters)
     if slots.keys() != state.keys():
         raise CheckpointError(
             f"the adapter does not fit the model: {len(state)} tensors for {len(slots)} places"
         )
     for name, slot in slots.items():
         slot.data.copy_(state[name])
-    transformer.fuse_lora()
-    transformer.unload_lora()
+    for network in networks.values():
+        network.fuse_lora()
+        network.unload_lora()
 
 
 def peft_config(config: LoraConfig, targets: Sequence[str]) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class FamilySpec:
     shape: Callable[[ModelConfig], ModelShape]
     tokenizer: str = "tokenizer"  # the folder of the one that decides how long a prompt is
     text_width: int | None = None  # of every condition; None: it is padded to one of data.text_lengths
+    # Networks that take turns at denoising, by their folders, of one class; a LoRA adapts all in the same way
+    experts: tuple[str, ...] = ("transformer",)
     frame_step: int | None = None  # a video has a multiple of it and one more frames; None: images are made
     makes: tuple[str, ...] = ("image",)  # image | video | audio | text: what rewards can be given
 

@@ -58,7 +58,6 @@ class ScoredStep:
         return ScoredStep(
             rewards=join(self.rewards, new.rewards),
             parts={name: join(values, new.parts[name]) for name, values in self.parts.items()},
-            components={n: join(values, new.components[n]) for n, values in self.components.items()},
             mask=join(self.mask, new.mask),
             places=places[order],
             own=torch.searchsorted(places[order], own),

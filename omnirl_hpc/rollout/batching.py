@@ -53,7 +53,6 @@ class SampleBatch:
         self,
         recording: Recording,
         media: Media | None,
-        family: ModelFamily,
         schedules: dict[str, Schedule],
         version: int,
     ) -> Samples:
@@ -69,21 +68,13 @@ class SampleBatch:
             version=torch.full((len(self.requests),), version, **whole),
             noise_hash=self.noise_hash,
             media=media,
-            trajectory=self._trajectory(recording, family, schedules, device)
-            if self.windows[0].size
-            else None,
+            trajectory=self._trajectory(recording, schedules, device) if self.windows[0].size else None,
         )
 
     def _trajectory(
-        self,
-        recording: Recording,
-        family: ModelFamily,
-        schedules: dict[str, Schedule],
-        device: torch.device,
+        self, recording: Recording, schedules: dict[str, Schedule], device: torch.device
     ) -> Trajectory:
         edges = torch.tensor([[*range(w.start, w.start + w.size + 1)] for w in self.windows])
-        num_steps = next(iter(schedules.values())).num_steps
-        experts = torch.tensor([family.expert_at(step, num_steps) for step in range(num_steps)])
         return Trajectory(
             latents=recording.latents,
             log_probs=recording.log_probs,
@@ -95,7 +86,6 @@ class SampleBatch:
                 name: torch.full((len(self.requests),), schedule.sigma_max, device=device)
                 for name, schedule in schedules.items()
             },
-            expert=experts[edges[:, :-1]].to(device),
         )
 
 

@@ -12,6 +12,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.hashing import state_checksum
 from omnirl_hpc.metrics.phases import PhaseTimer
+from omnirl_hpc.models.experts import parameters_of, tensors_by_name
 from omnirl_hpc.models.family import DenoisingInputs, DiffusersDriver, ModelFamily
 from omnirl_hpc.models.lora import add_lora, lora_modules, lora_parameters
 from omnirl_hpc.pinned import PinnedTensors
@@ -37,15 +38,17 @@ class DiffusersEngine:
         dtype = getattr(torch, config.rollout.dtype)
         self._driver = cast(DiffusersDriver, family.driver("diffusers"))
         self._pipeline = self._driver.load(dtype)
-        if config.actor.train == "lora":
-            targets = config.actor.lora.target_modules or family.spec.lora_targets
-            add_lora(self._pipeline.transformer, config.actor.lora, targets, dtype, config.seed)
+        self._networks = {name: getattr(self._pipeline, name) for name in family.spec.experts}
+        if (lora := config.actor.adapter) is not None:
+            targets = lora.target_modules or family.spec.lora_targets
+            for network in self._networks.values():
+                add_lora(network, lora, targets, dtype, config.seed)
         self._pipeline.to(device)
         self._recorder = Recorder(config.sampling.transition, config.sampling.noise_level)
         self._driver.attach(self._pipeline, self._recorder)
         self._pinned = PinnedTensors()
-        slots = list(lora_parameters(self._pipeline.transformer).values())
-        self._pinned.add(slots, frozen=False)
+        slots = tensors_by_name(self._networks, lora_parameters)
+        self._pinned.add(slots.values(), frozen=False)
         for module in self._driver.components(self._pipeline).values():
             self._pinned.add([*module.parameters(), *module.buffers()], frozen=True)
 
@@ -57,7 +60,7 @@ class DiffusersEngine:
         self._pinned.onload()
 
     def close(self) -> None:
-        del self._pipeline
+        del self._pipeline, self._networks
 
     def _require_awake(self) -> None:
         if self._pinned.offloaded:
@@ -86,7 +89,7 @@ class DiffusersEngine:
             self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
             decoded = self._decode(recording.final) if media else None
-            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+            yield batch.samples(recording, decoded, schedules, self._version)[:count]
 
     def _decode(self, latents: Streams) -> Media:
         with self._timer.phase("decode"):
@@ -95,7 +98,7 @@ class DiffusersEngine:
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
-        slots = lora_parameters(self._pipeline.transformer)
+        slots = tensors_by_name(self._networks, lora_parameters)
         for name in slots.keys() & state.keys():
             slots[name].copy_(state[name])
         self._version = version
@@ -103,7 +106,7 @@ class DiffusersEngine:
 
     @torch.no_grad()
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        places = dict(self._pipeline.transformer.named_parameters())
+        places = tensors_by_name(self._networks, parameters_of)
         with self._pinned.rewriting(places.values()):
             for name, tensor in weights:
                 if name in places:
@@ -112,6 +115,5 @@ class DiffusersEngine:
 
     def held_weights(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         self._require_awake()
-        return (
-            (name, parameter.detach()) for name, parameter in self._pipeline.transformer.named_parameters()
-        )
+        places = tensors_by_name(self._networks, parameters_of)
+        return ((name, parameter.detach()) for name, parameter in places.items())

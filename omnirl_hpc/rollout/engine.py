@@ -43,7 +43,7 @@ class RolloutEngine(Protocol):
 
     @property
     def transformer(self) -> nn.Module:
-        """The network that it denoises with, to be looked at."""
+        """The network that it denoises with, or the first of several, to be looked at."""
 
     def encode(self, prompt: Prompt) -> Condition:
         """What the model reads of one prompt, unpadded."""

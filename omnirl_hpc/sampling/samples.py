@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ Condition = dict[str, Tensor]
 
 GROUP_PLACE = 2**32  # between two groups in the order of samples
 
-Rows = slice | Tensor | Sequence[int]
+Rows: TypeAlias = slice | Tensor | Sequence[int]
 
 
 def stack_conditions(conditions: Sequence[Condition]) -> dict[str, Tensor]:
@@ -110,7 +110,6 @@ class Trajectory(Batched):
     sigmas: Streams  # [B, W + 1], at the edges of the window
     timesteps: Streams  # [B, W], what the model is called with at each step of the window
     sigma_max: Streams  # [B], the schedule's second sigma
-    expert: Tensor  # [B, W] int64, the network that made each step: 0 in families that have one
 
 
 @dataclass

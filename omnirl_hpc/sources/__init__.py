@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from omnirl_hpc.algorithms.algorithm import PREFERENCES, Algorithm
 from omnirl_hpc.config.schema import Config
+from omnirl_hpc.planning.estimate import builds_engine
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +26,14 @@ def make_generation(
     family: ModelFamily,
     layout: Layout,
     device: torch.device,
-    algorithm: Algorithm,
     timer: PhaseTimer,
     residency: Residency,
 ) -> Generation | NoGeneration:
     """The engine and the rewards, where anything is ever generated."""
     from omnirl_hpc.sources.generation import Generation, NoGeneration
 
-    if algorithm.source == PREFERENCES and not config.evaluation.every:
+    if not builds_engine(config):
         return NoGeneration()
-
     return Generation(config, family, layout, device, timer, residency)
 
 

@@ -68,7 +68,6 @@ def make_samples(config: Config) -> Samples:
         sigmas={LATENTS: schedule.sigmas[:3].expand(SAMPLES, 3)},
         timesteps={LATENTS: schedule.timesteps[:2].expand(SAMPLES, 2)},
         sigma_max={LATENTS: torch.full((SAMPLES,), schedule.sigma_max)},
-        expert=torch.zeros(SAMPLES, 2, dtype=torch.int64),
     )
     return Samples(
         identity=[SampleIdentity(config.seed, 0, str(row // 2), row % 2) for row in range(SAMPLES)],
@@ -101,7 +100,7 @@ def make_points(
 def make_actor(config: Config, layout: Layout = ALONE) -> FSDPActor:
     """An actor whose adapter, if it has one, is not idle."""
     actor = FSDPActor(config, QwenImage(config.model), layout, CPU)
-    fill_adapter(actor._transformer, seed=1)
+    fill_adapter(actor.transformer, seed=1)
     return actor
 
 

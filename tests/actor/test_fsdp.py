@@ -73,7 +73,7 @@ def test_memory_settings_change_no_gradient(configured, setting):
 def test_batched_guidance_is_one_forward_pass(configured):
     for cfg, calls in (("sequential", [4, 4]), ("batched", [8])):
         actor, seen = make_actor(configured(f"actor.cfg={cfg}")), []
-        actor._transformer.register_forward_pre_hook(
+        actor.transformer.register_forward_pre_hook(
             lambda _, __, kwargs, seen=seen: seen.append(len(kwargs["hidden_states"])), with_kwargs=True
         )
         actor.velocity(make_points(configured(), ALL, micro_batch=4)[0], CURRENT)
@@ -280,14 +280,12 @@ def on_two_ranks(configs: dict[str, Config]) -> dict[str, dict]:
             "before": dict(actor.weights()),
         }
         result["before"] = {k: v.clone() for k, v in result["before"].items()}
-        result["base"] = {
-            k: v.full_tensor() for k, v in base_tensors(actor._transformer.state_dict()).items()
-        }
+        result["base"] = {k: v.full_tensor() for k, v in base_tensors(actor.transformer.state_dict()).items()}
         algorithm, metrics = FlowGRPO(config), Accumulator(torch.device("cpu"))
         accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
         apply_gradients(actor, metrics)
         result |= {"metrics": metrics.reduce(), "after": dict(actor.weights())}
-        result["dtypes"] = {p.dtype for p in lora_parameters(actor._transformer).values()}
+        result["dtypes"] = {p.dtype for p in lora_parameters(actor.transformer).values()}
         results[name] = result
     return results
 

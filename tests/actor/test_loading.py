@@ -26,12 +26,12 @@ FILE = "diffusion_pytorch_model.safetensors"
 class WithBuffers(QwenImage):
     """A family whose transformer has buffers, in its files and not."""
 
-    def empty_transformer(self, dtype):
-        transformer = super().empty_transformer(dtype)
+    def empty_transformer(self, dtype, expert):
+        transformer = super().empty_transformer(dtype, expert)
         transformer.register_buffer("table", torch.arange(3.0), persistent=False)
         return transformer
 
-    def load_transformer(self, dtype):
+    def load_transformer(self, dtype, expert):
         raise AssertionError("the actor must not load a whole transformer")
 
 
@@ -43,7 +43,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
         actor = FSDPActor(config, WithBuffers(config.model), ALONE, CPU)
         made = {
             name: tensor.full_tensor()
-            for name, tensor in base_tensors(actor._transformer.state_dict()).items()
+            for name, tensor in base_tensors(actor.transformer.state_dict()).items()
         }
         adapter = dict(actor.weights())
     assert made.keys() == expected.keys()
@@ -51,7 +51,7 @@ def test_all_tensors_are_those_of_from_pretrained(tiny_model, tiny_prompts, tmp_
         torch.equal(made[name], tensor) and made[name].dtype == torch.bfloat16
         for name, tensor in expected.items()
     )
-    assert torch.equal(actor._transformer.table, torch.arange(3.0))
+    assert torch.equal(actor.transformer.table, torch.arange(3.0))
     add_lora(plain, config.actor.lora, QwenImage.spec.lora_targets, torch.float32, config.seed)
     slots = lora_parameters(plain)
     assert adapter.keys() == slots.keys() and all(

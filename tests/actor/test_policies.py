@@ -41,7 +41,7 @@ def make_actor(config, seed: int = 1) -> FSDPActor:
 
 def move(actor: FSDPActor, seed: int) -> None:
     if actor.adapter_config is not None:
-        fill_adapter(actor._transformer, seed)
+        fill_adapter(actor.transformer, seed)
     else:
         moved = {
             name: tensor * (1 + 0.01 * seed) if tensor.dim() > 1 else tensor.clone()
@@ -136,7 +136,8 @@ def test_what_a_checkpoint_must_hold_of_policies(configured):
 def test_the_adapter_is_on_again_after_an_error(configured, tiny_model):
     config = configured()
     family = QwenImage(config.model)
-    trained, transformer = TrainedAdapter(config.actor, family, 0), family.load_transformer(torch.float32)
+    trained = TrainedAdapter(config.actor.lora, family, torch.float32, 0)
+    transformer = family.load_transformer(torch.float32)
     trained.attach(transformer)
     with pytest.raises(KeyError):
         with trained.left_out(transformer):

@@ -256,7 +256,6 @@ def test_one_training_point_for_each_step_of_the_window():
         sigmas=one(torch.tensor([[0.9, 0.8, 0.6, 0.3], [0.8, 0.6, 0.3, 0.1]])),
         timesteps=one(torch.tensor([[900.0, 800.0, 600.0], [800.0, 600.0, 300.0]])),
         sigma_max=one(torch.full((batch,), 0.95)),
-        expert=torch.zeros(batch, window, dtype=torch.int64),
     )
     samples = Samples(
         identity=[SampleIdentity(0, 0, str(i), 0) for i in range(batch)],

@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from omnirl_hpc.checkpoints.adapters import (
     adapter_file,
@@ -43,6 +43,18 @@ def test_what_is_saved_is_loaded(tmp_path, file):
     loaded = load_adapter(adapter)
     assert loaded.keys() == LORA.keys() and all(torch.equal(loaded[name], LORA[name]) for name in LORA)
     assert read_adapter_config(adapter) == SETTINGS
+
+
+def test_an_adapter_of_two_networks_is_exported_below_both(tmp_path):
+    """As diffusers' pipelines with two load it (WanLoraLoaderMixin: transformer, transformer_2)."""
+    both = LORA | {f"transformer_2.{name}": 2 * tensor for name, tensor in LORA.items()}
+    save_diffusers_adapter(tmp_path, both, SETTINGS | {"lora_alpha": 2})
+    stored = load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    assert stored.keys() == {
+        f"{network}.{name}" for network in ("transformer", "transformer_2") for name in LORA
+    }
+    loaded = load_adapter(tmp_path)
+    assert loaded.keys() == both.keys() and all(torch.equal(loaded[name], both[name]) for name in both)
 
 
 @pytest.mark.parametrize("file", [False, True])

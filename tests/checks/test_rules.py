@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
+import pkgutil
 import re
 from functools import partial
 from pathlib import Path
@@ -13,8 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from omnirl_hpc import checks
 from omnirl_hpc.algorithms.diffusion_opd import DiffusionOPDConfig
-from omnirl_hpc.checks import node_rules, rules
+from omnirl_hpc.checks import node_rules, rules, step_rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.errors import ConfigError
 from tests.stand_ins import write_descriptions
@@ -40,7 +43,18 @@ POSITIVE = [
     "reward.parts.jpeg_compressibility.timeout_seconds",
 ]
 
+# checks/rules.py and the rules by subject, checks/…_rules.py
+FILES = sorted(
+    f"{checks.__name__}.{file.name}"
+    for file in pkgutil.iter_modules(checks.__path__)
+    if file.name.endswith("rules")
+)
+
 JPEG = "reward.parts.jpeg_compressibility"
+EXPERTS = {
+    "model.family": "tests.toy_experts:ToyExperts",
+    f"{JPEG}.name": "tests.toy_reward_in_thread:CalmLatents",
+}
 VLLM_OMNI = {"rollout.engine": "vllm_omni"}
 
 # rule, what is set (on top of a valid configuration of 4 prompts x 8 samples), ranks, keys that the message
@@ -100,6 +114,18 @@ BREAKS = [
         {f"{JPEG}.name": "tests.toy_reward_of_text:ManyLetters"},
         1,
         ["ManyLetters needs text", "model.family=qwen_image makes image"],
+    ),
+    (
+        "experts_take_turns",
+        {**EXPERTS, "sampling.window.per": "sample"},
+        1,
+        ["sampling.window.per=sample", "the toy has 2 networks", "sampling.window.per=step"],
+    ),
+    (
+        "experts_take_turns",
+        {**EXPERTS, "algorithm.name": "diffusion_nft", "sampling.true_cfg_scale": 1.0},
+        1,
+        ["algorithm.name=diffusion_nft", "the toy has 2 networks", "algorithm=flow_grpo"],
     ),
     (
         "rewards_run_somewhere",
@@ -428,7 +454,7 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
     assert {rule for rule, *_ in BREAKS} == {rule.__name__ for rule in rules.RULES}
     defined = {
         name
-        for module in (rules, node_rules)
+        for module in map(importlib.import_module, FILES)
         for name, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", "") == module.__name__ and name != "check"
     }
@@ -437,7 +463,7 @@ def test_every_rule_is_broken_by_some_test_and_every_rule_is_checked():
 
 def test_what_needs_the_algorithms_file_can_be_left_for_later(valid):
     config = changed(valid, {"actor.micro_batch_size": 12})
-    assert breaks(rules.algorithm_fits, config, 1)
+    assert breaks(step_rules.algorithm_fits, config, 1)
     rules.check(config, 1, algorithm=False)
 
 
@@ -541,7 +567,7 @@ def test_what_only_training_needs_does_not_stop_an_evaluation(valid):
     config = changed(
         valid, {"actor.micro_batch_size": 12, "evaluation.every": 1, "evaluation.num_prompts": 3}
     )
-    assert breaks(rules.layout_is_possible, config, 3)
+    assert breaks(step_rules.layout_is_possible, config, 3)
     rules.check(config, 3, trains=False)
     compiled = changed(config, {"rollout.engine": "vllm_omni", "rollout.compile": True})
     assert breaks(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import omnirl_hpc
-from omnirl_hpc.checks.rules import model_is_known
+from omnirl_hpc.checks.model_rules import model_is_known
 from omnirl_hpc.config.classes import BASE_SETTINGS, BASES, MODULES, built_in, find_class, settings_class
 from omnirl_hpc.config.load import load_config, load_run_config
 from omnirl_hpc.config.schema import RewardPartConfig
@@ -238,7 +238,7 @@ def test_a_reward_that_was_not_chosen_has_no_settings():
 def test_without_the_algorithm_torch_is_not_imported():
     program = (
         "import sys; from omnirl_hpc.config.load import load_config; "
-        "from omnirl_hpc.checks.rules import rewards_are_known;"
+        "from omnirl_hpc.checks.reward_rules import rewards_are_known;"
         f"config = load_config({[*NEEDED, 'reward=ocr']}, unused=['algorithm']).config; "
         "rewards_are_known(config, 1);"
         "print(sorted({'torch', 'rapidocr', 'diffusers'} & set(sys.modules)))"

@@ -26,7 +26,6 @@ def batch(seed: int = 0, size: int = 4) -> Samples:
         sigmas={LATENTS: draw(2)},
         timesteps={LATENTS: draw(1)},
         sigma_max={LATENTS: draw()},
-        expert=torch.zeros(size, 1, dtype=torch.int64),
     )
     return Samples(
         identity=[SampleIdentity(0, 3, str(i // 2), i % 2) for i in range(size)],

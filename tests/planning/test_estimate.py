@@ -16,7 +16,7 @@ from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
-from omnirl_hpc.planning.estimate import Estimate, estimate
+from omnirl_hpc.planning.estimate import Estimate, estimate, find_shape, samples_of_rank
 from omnirl_hpc.planning.measured import (
     ACTOR_WORKING_VECTORS,
     CUDA_HOST_BYTES,
@@ -67,7 +67,7 @@ def test_actor_of_the_tiny_recipe(tiny):
     with one_rank_group():
         actor = FSDPActor(tiny, QwenImage(tiny.model), ALONE, CPU)
         trained = actor._parameters.values()
-        base = [p for p in actor._transformer.parameters() if not p.requires_grad]
+        base = [p for p in actor.transformer.parameters() if not p.requires_grad]
         assert needed.actor["actor: base weights"] == storage_bytes(map(local, base))
         assert needed.actor["actor: LoRA"] == storage_bytes(map(local, trained))
         assert needed.actor["actor: Adam"] == nearly(
@@ -155,7 +155,7 @@ def saved_bytes(actor: FSDPActor, point: TrainingPoint) -> int:
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        weights = {parameter.untyped_storage()._cdata for parameter in full_parameters(actor._transformer)}
+        weights = {parameter.untyped_storage()._cdata for parameter in full_parameters(actor.transformer)}
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             kept[storage._cdata] = storage
@@ -381,3 +381,35 @@ def test_disk_is_one_checkpoint_more_than_are_kept():
 def test_auto_is_to_be_resolved_first():
     with pytest.raises(ValueError, match="residency=auto"):
         estimate(*full_size("residency=auto"))
+
+
+PAIRS = ("algorithm=dpo", "data.prompts_per_step=32", "actor.micro_batch_size=2")
+
+
+@pytest.mark.parametrize("residency", ["swap", "resident"])
+def test_where_no_engine_is_built_none_is_counted(residency):
+    """Of learning from a table: the actor's memory, and the encoders that read the table."""
+    config, layout = full_size(*PAIRS, f"residency={residency}", ranks=2)
+    needed = estimate(config, layout)
+    parts = needed.always | needed.rollout | needed.actor | needed.host
+    assert not [name for name in parts if "engine" in name or name == "generation"]
+    encoders = {name: size for name, size in parts.items() if name.startswith("encoders: ")}
+    assert set(encoders) == {"encoders: text_encoder", "encoders: vae"}
+    (side, other) = (needed.rollout, {}) if residency == "swap" else (needed.always, needed.rollout)
+    assert encoders.items() <= side.items() and other == {}
+    with_engine = estimate(*full_size(*PAIRS, f"residency={residency}", "evaluation.every=5", ranks=2))
+    generated = with_engine.always | with_engine.rollout
+    assert {"engine: transformer", "generation"} <= generated.keys()
+    assert with_engine.gpu_bytes > needed.gpu_bytes
+
+
+def test_pairs_are_two_samples_each_and_are_trained_without_guidance():
+    """32 pairs over 2 ranks: 16 pairs, 32 clean latents; in each forward pass the 4 samples of two pairs."""
+    config, layout = full_size(*PAIRS, ranks=2)
+    shape = find_shape(config)
+    assert samples_of_rank(config, layout) == 32
+    latents = 32 * shape.latent_values * 4
+    text = 16 * shape.condition_values(128) * 2  # of 32 prompts on 2 replicas, bf16
+    assert estimate(config, layout, 128).always["samples of the step"] == latents + text
+    inputs = 4 * (shape.latent_tokens + 128) * shape.width * 2 * shape.layers
+    assert estimate(config, layout, 128).actor["actor: inputs of blocks"] == inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from omnirl_hpc.planning.estimate import find_shape
 from omnirl_hpc.planning.gpus import find_gpu
 from omnirl_hpc.planning.speed import step_flops, step_seconds
 from tests.planning.cases import COMPILED, EAGER, MEASURED, full_size
@@ -78,3 +79,17 @@ def test_a_slower_gpu_takes_longer():
     slow, fast = (step_seconds(*full_size(), find_gpu(name)) for name in ("a100-80", "h200"))
     assert slow["actor"] == pytest.approx(fast["actor"] * 989 / 312)
     assert slow["swap"] == pytest.approx(fast["swap"] * 2)  # PCIe 4 and 5
+
+
+def test_learning_from_a_table_neither_samples_nor_syncs():
+    """Each of 16 pairs is two samples: a forward pass, its repetition and backward of the current policy, and
+    a forward pass of the reference, without guidance.
+    """
+    overrides = ("algorithm=dpo", "data.prompts_per_step=32", "actor.micro_batch_size=2")
+    config, layout = full_size(*overrides, ranks=2)
+    flops, shape = step_flops(config, layout, 64), find_shape(config)
+    expected = 32 * (3 * shape.forward_flops(64) + shape.lora_backward_flops(64))
+    assert flops == {"actor": pytest.approx(expected)}
+    assert set(step_seconds(config, layout, find_gpu("h200"), 64)) == {"actor", "swap"}
+    evaluated, _ = full_size(*overrides, "evaluation.every=5", ranks=2)
+    assert set(step_seconds(evaluated, layout, find_gpu("h200"), 64)) == {"actor", "swap", "sync"}

@@ -39,9 +39,6 @@ class Family:
         missing = width - len(condition["embeds"])
         return {"embeds": torch.nn.functional.pad(condition["embeds"], (0, 0, 0, missing))}
 
-    def expert_at(self, step: int, num_steps: int) -> int:
-        return int(step < num_steps // 2)
-
 
 NEGATIVE = {"embeds": torch.full((1, 4), -1.0)}
 
@@ -153,7 +150,7 @@ def made_samples(*requests: SampleRequest):
         {LATENTS: torch.ones(count, *SHAPE)},
     )
     media = Media(torch.zeros(count, 1, 3, 4, 4, dtype=torch.uint8))
-    return batch.samples(recording, media, Family({LATENTS: SHAPE}), {LATENTS: SCHEDULE}, version=5)
+    return batch.samples(recording, media, {LATENTS: SCHEDULE}, version=5)
 
 
 def test_samples_hold_the_schedule_at_their_windows():
@@ -164,7 +161,6 @@ def test_samples_hold_the_schedule_at_their_windows():
     expected = torch.tensor([[1000.0, 800.0], [600.0, 300.0]])
     torch.testing.assert_close(trajectory.timesteps[LATENTS], expected)
     torch.testing.assert_close(trajectory.sigma_max[LATENTS], torch.tensor([0.8, 0.8]))
-    assert trajectory.expert.tolist() == [[1, 1], [0, 0]]
     assert made.sample.tolist() == [0, 1]
     assert made.version.tolist() == [5, 5]
     assert made.clean[LATENTS].eq(1).all()

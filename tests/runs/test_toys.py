@@ -7,7 +7,9 @@ import wave
 import pytest
 from PIL import Image
 
-from tests.runs.program import Program, compare, lines
+from omnirl_hpc.checkpoints.adapters import load_adapter
+from tests.runs.program import Program, assert_same_run, compare, lines
+from tests.toy_experts import write_toy_experts
 from tests.toy_family import FRAMES, write_toy
 
 pytestmark = pytest.mark.slow
@@ -50,3 +52,26 @@ def test_a_video_with_its_sound_is_trained(tiny_prompts, tmp_path):
     with Image.open(sample) as video, wave.open(str(sample.with_suffix(".wav"))) as sound:
         assert video.n_frames == FRAMES and video.size == (16, 16)
         assert sound.getframerate() == 8000 and sound.getnframes() == 40
+
+
+def test_networks_that_take_turns_are_trained_and_saved_together(tiny_prompts, tmp_path):
+    """The window lies on both sides of the boundary; a run that was stopped goes on as if it had not been."""
+    write_toy_experts(tmp_path / "model")
+    program = Program(tmp_path / "model", tiny_prompts, tmp_path)
+    settings = (
+        "model=tests.toy_experts:ToyExperts",
+        "reward=tests.toy_reward:QuietAndDark",
+        "determinism=strict",
+        "sampling.window.size=2",
+        "logging.samples_every=0",
+    )
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    program.finish(straight, *settings, "steps=2")
+    for steps in (1, 2):
+        program.finish(stopped, *settings, f"steps={steps}")
+    assert_same_run(stopped, straight)
+    for step in lines(straight / "metrics.jsonl"):
+        assert step["ratio/first_update_max_abs_log"] == 0 and step["sync/bound"] == 8
+    adapter = load_adapter(straight / "checkpoints/step_000002/adapter")
+    moved = {name for name, tensor in adapter.items() if ".lora_B." in name and tensor.any()}
+    assert len(moved) == 8 and sum(name.startswith("transformer_2.") for name in moved) == 4

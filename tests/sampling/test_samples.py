@@ -29,7 +29,6 @@ def make(count: int, first: int = 0) -> Samples:
             sigmas={},
             timesteps={},
             sigma_max={},
-            expert=numbers[:, None],
         ),
     )
 
@@ -53,7 +52,6 @@ def test_rows_are_chosen_in_every_field(rows, expected):
         -chosen.clean["audio"].flatten(),
         chosen.media.frames.flatten(),
         chosen.trajectory.latents["audio"].flatten(),
-        chosen.trajectory.expert.flatten(),
     ):
         assert tensor.tolist() == expected
     assert chosen.sample.tolist() == [number % 2 for number in expected]

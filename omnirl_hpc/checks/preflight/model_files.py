@@ -5,7 +5,6 @@ time.
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,6 @@ def parameter_shapes(component: Path) -> dict[str, tuple[int, ...]]:
     for file in sorted(component.glob("*.safetensors")):
         shapes |= {name: tuple(tensor["shape"]) for name, tensor in read_header(file).items()}
     return shapes
-
-
-def parameter_count(shapes: dict[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def read_header(file: Path) -> dict[str, Any]:

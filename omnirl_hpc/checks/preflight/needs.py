@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnirl_hpc.checks.preflight.model_files import parameter_count
 from omnirl_hpc.config.schema import Config
-
-BYTES = {"float32": 4, "bfloat16": 2}
-ADAM_MOMENTS = 2
+from omnirl_hpc.planning.estimate import builds_engine
+from omnirl_hpc.planning.trained import ADAM_MOMENTS, BYTES, parameter_count, trained_part
 
 
 @dataclass(frozen=True)
@@ -29,28 +27,23 @@ def least_needs(
     """From the shapes of the transformer's tensors alone: text encoder, VAE and activations come on top.
 
     swap keeps the engine's and the actor's weights in page-locked host memory, and one of the two on the GPU;
-    auto, where what it becomes is not known, is taken to need the least of both.
+    auto, where what it becomes is not known, is taken to need the least of both. Where no engine is built,
+    there are only the actor's.
     """
-    parameters = parameter_count(shapes)
-    engine = parameters * BYTES[config.rollout.dtype] // config.rollout.tensor_parallel_size
+    parameters, part = parameter_count(shapes), trained_part(config.actor)
+    engine = 0
+    if builds_engine(config):
+        engine = parameters * BYTES[config.rollout.dtype] // config.rollout.tensor_parallel_size
     ranks, swap = config.actor.shard_size or world_size, config.residency != "resident"
-    if config.actor.train == "full":
-        trained = parameters * BYTES["float32"] * (1 + ADAM_MOMENTS)
+    trained = part.least_parameters(shapes, targets) * BYTES[part.dtype] * (1 + ADAM_MOMENTS)
+    if config.actor.adapter is None:
         actor = training = (
             trained // ranks
         )  # a stop in mid-step goes back to a copy of it in host memory, always
     else:
-        # A and B of each target
-        adapter = sum(config.actor.lora.rank * sum(shape) for shape in _targeted(shapes, targets))
-        trained = adapter * BYTES[config.actor.lora.dtype] * (1 + ADAM_MOMENTS)
         actor, training = parameters * BYTES[config.actor.dtype] // ranks, 0
     gpu = max(engine, actor) if swap else engine + actor
     host = engine + actor if config.residency == "swap" else training
     # In each checkpoint that is kept; twice, because one more is being written while the oldest is there, and
     # samples and logs need room too.
     return Needs(gpu=gpu, host=host, disk=2 * config.checkpoint.keep * trained)
-
-
-def _targeted(shapes: dict[str, tuple[int, ...]], targets: Sequence[str]) -> list[tuple[int, ...]]:
-    endings = tuple(f".{target}.weight" for target in targets)
-    return [shape for name, shape in shapes.items() if f".{name}".endswith(endings)]

@@ -76,8 +76,14 @@ def find_needs(config: Config, ranks: Sequence[RankFacts]) -> Needs | None:
     if config.model.path == NOT_GIVEN or node.model_problems:
         return None
     config = with_residency(config, expected_residency(config, ranks))
-    targets = config.actor.lora.target_modules or find_spec(config.model.family).lora_targets
-    return least_needs(config, parameter_shapes(Path(config.model.path) / "transformer"), targets, len(ranks))
+    spec = find_spec(config.model.family)
+    targets = config.actor.lora.target_modules or spec.lora_targets
+    shapes = {
+        f"{expert}.{name}": shape
+        for expert in spec.experts
+        for name, shape in parameter_shapes(Path(config.model.path) / expert).items()
+    }
+    return least_needs(config, shapes, targets, len(ranks))
 
 
 def expected_residency(config: Config, ranks: Sequence[RankFacts]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from omnirl_hpc.config.schema import Config
+from omnirl_hpc.config.schema import Config, LoraConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import EngineError
 from omnirl_hpc.hashing import state_checksum
@@ -63,17 +63,16 @@ class VllmOmniEngine:
         if keeps_host_copy(config):
             self._weights = SleepingWeights(self._pipeline, config.rollout.awake, device)
             self._weights.save()  # pinning tens of GiB takes a minute: now, not in the first step
-        self._lora = self._make_lora() if config.actor.train == "lora" else None
+        self._lora = None if config.actor.adapter is None else self._make_lora(config.actor.adapter)
 
-    def _make_lora(self) -> EngineLora:
+    def _make_lora(self, lora: LoraConfig) -> EngineLora:
         from omnirl_hpc.rollout.vllm_omni.lora import AdapterLora, MergedLora
 
-        config = self._config
-        if config.rollout.lora == "merged":
+        if self._config.rollout.lora == "merged":
             assert self._weights is not None  # keeps_host_copy
-            return MergedLora(self._pipeline.transformer, config.actor.lora, self._weights.clean)
-        targets = config.actor.lora.target_modules or self._family.spec.lora_targets
-        return AdapterLora(self._worker.lora_manager, config.actor.lora, targets)
+            return MergedLora(self._pipeline.transformer, lora, self._weights.clean)
+        targets = lora.target_modules or self._family.spec.lora_targets
+        return AdapterLora(self._worker.lora_manager, lora, targets)
 
     @property
     def transformer(self) -> nn.Module:
@@ -109,7 +108,7 @@ class VllmOmniEngine:
                 self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
             decoded = self._decode(recording.final) if media else None
-            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+            yield batch.samples(recording, decoded, schedules, self._version)[:count]
 
     def _decode(self, latents: Streams) -> Media:
         with self._timer.phase("decode"):
@@ -119,7 +118,7 @@ class VllmOmniEngine:
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()
-        assert self._lora is not None  # actor.train=lora
+        assert self._lora is not None  # or there is nothing to load
         self._lora.write(state)
         self._version = version
         found = self._lora.read_back(state)

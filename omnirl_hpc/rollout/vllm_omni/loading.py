@@ -73,7 +73,7 @@ def make_worker(config: Config, driver: VllmOmniDriver, layout: Layout, device: 
 def keeps_host_copy(config: Config) -> bool:
     """Whether the weights have a copy on the host: to sleep, or to merge an adapter into the clean values."""
     return config.residency != "resident" or (
-        config.actor.train == "lora" and config.rollout.lora == "merged"
+        config.actor.adapter is not None and config.rollout.lora == "merged"
     )
 
 

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from omnirl_hpc.checks.preflight.model_files import (
     find_problems,
-    parameter_count,
     parameter_shapes,
     read_header,
 )
 from omnirl_hpc.errors import DataError
+from omnirl_hpc.planning.trained import parameter_count
 
 ONE_FILE = "diffusion_pytorch_model.safetensors"
 SHARDS = [f"diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2)]

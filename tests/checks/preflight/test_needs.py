@@ -29,6 +29,9 @@ DISK = 2 * 3 * (4 * 160 * 4) * 3  # twice, kept, (rank x (in + out) x fp32), ada
             ["actor.train=full", "residency=resident"],
             Needs(gpu=13200 + 39600, host=39600, disk=2 * 3 * 79200),
         ),
+        # no engine: the actor's 6600 bf16 parameters on each of 2 ranks
+        (["algorithm=dpo"], Needs(gpu=6600, host=6600, disk=DISK)),
+        (["algorithm=dpo", "evaluation.every=1"], Needs(gpu=13200, host=13200 + 6600, disk=DISK)),
         (["actor.lora.dtype=bfloat16"], Needs(gpu=13200, host=13200 + 6600, disk=DISK // 2)),
     ],
 )
