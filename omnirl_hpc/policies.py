@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 CURRENT = "current"  # what the optimizer changes
 REFERENCE = "reference"  # the model as it was before training
 OLD = "old"  # follows the current one as its algorithm says
+TEACHER = "teacher"  # given from outside, to be learned from
 EMA = "ema"  # the running mean of the current one (actor.ema_decay)
 
 
@@ -17,6 +19,11 @@ class Blend:
     policy: str
     decay: float = 0.0
     source: str = CURRENT
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether what a policy is given as is a whole model in diffusers' layout, and not an adapter."""
+    return (Path(path) / "model_index.json").is_file()
 
 
 _LABELS = {CURRENT: "adapter", REFERENCE: "base"}  # others have their own names

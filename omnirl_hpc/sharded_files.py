@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 
 from omnirl_hpc.errors import OmniRLError
 
@@ -50,9 +50,18 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in ALLOWED:
             raise RefusedError(f".metadata asks for {module}.{name}, which no checkpoint of tensors needs")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> Any:
+    """What Python 3.11.0 to 3.11.4 writes `getattr` for: the member of an enumeration."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise RefusedError(f".metadata asks for {name} of {kind}, which no checkpoint of tensors needs")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class TensorFileReader(FileSystemReader):

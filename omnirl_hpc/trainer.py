@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from omnirl_hpc.actor import make_actor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, look_back
 from omnirl_hpc.algorithms import make_algorithm
 from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm, Old
 from omnirl_hpc.checkpoints.checkpointer import Checkpointer
@@ -129,8 +129,7 @@ class Trainer:
         if self.algorithm.recomputes_old:
             assert isinstance(self.algorithm, LikelihoodAlgorithm)
             with self.timer.phase("old_log_prob"):
-                for i, later in enumerate(points[1:], start=1):
-                    old[i] = recompute_old(self.actor, self.algorithm, later, metrics, self.check_stop)
+                old = look_back(self.actor, self.algorithm, points, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, of_update in enumerate(points):
                 accumulate_gradients(

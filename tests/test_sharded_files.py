@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+from enum import Enum
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    Metadata,
+)
 
 from omnirl_hpc.checkpoints.checkpointer import load_weights
 from omnirl_hpc.errors import CheckpointError
@@ -73,6 +78,28 @@ def test_a_command_in_the_metadata_is_refused(folder, tmp_path, call, named):
     with pytest.raises(CheckpointError, match=f"{folder} cannot be read: .*metadata asks for {named}, which"):
         load(folder)
     assert not mark.exists()
+
+
+class Older(pickle.Pickler):
+    """Writes members of an enumeration as Python 3.11.0 to 3.11.4 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_what_an_older_python_wrote_is_read(folder):
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    with (folder / ".metadata").open("wb") as file:
+        Older(file).dump(metadata)
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    assert all(torch.equal(load(folder)[name], tensor) for name, tensor in tensors().items())
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Metadata, "mro"), (_MEM_FORMAT_ENCODING, "mro")])
+def test_nothing_else_has_its_attributes_read(folder, owner, name):
+    (folder / ".metadata").write_bytes(pickle.dumps(Command(getattr, (owner, name))))
+    with pytest.raises(CheckpointError, match=f"asks for {name} of <.*>, which no checkpoint"):
+        load(folder)
 
 
 def test_a_command_in_an_entry_that_is_no_tensor_is_refused(folder, tmp_path):

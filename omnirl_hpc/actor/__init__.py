@@ -20,4 +20,5 @@ def make_actor(
     """An actor that holds the policies of an algorithm. Collective."""
     from omnirl_hpc.actor.fsdp import FSDPActor
 
-    return FSDPActor(config, family, layout, device, (*algorithm.policies, algorithm.sampler))
+    policies = (*algorithm.policies, algorithm.sampler)
+    return FSDPActor(config, family, layout, device, policies, algorithm.given)

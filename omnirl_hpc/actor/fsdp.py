@@ -31,7 +31,7 @@ from omnirl_hpc.models.experts import tensors_by_name
 from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.models.spec import actor_numerics
 from omnirl_hpc.pinned import PinnedTensors
-from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend
+from omnirl_hpc.policies import CURRENT, EMA, REFERENCE, Blend, is_checkpoint
 from omnirl_hpc.sampling.streams import Streams
 
 if TYPE_CHECKING:
@@ -48,8 +48,12 @@ class FSDPActor:
         layout: Layout,
         device: torch.device,
         policies: Iterable[str] = (),
+        given: Mapping[str, str] | None = None,
     ) -> None:
-        """policies: those that the algorithm needs; what is stored of each starts as the current one."""
+        """policies: those that the algorithm needs; what is stored of each starts as the current one. given:
+        see Algorithm.given; one that is a checkpoint is a transformer of its own, frozen, and no weights of
+        it are stored, saved or handed over.
+        """
         self._config = config
         self._family = family
         self._guidance = family.guidance(config.sampling)
@@ -65,7 +69,12 @@ class FSDPActor:
             _fill(self._parameters[name], value)
         self._optimizer, self._scheduler = make_optimizer(self._parameters, config.actor.optimizer)
         averaged = () if config.actor.ema_decay is None else (EMA,)
-        stored = [p for p in dict.fromkeys((*policies, *averaged)) if p not in (CURRENT, REFERENCE)]
+        models = {policy: path for policy, path in (given or {}).items() if is_checkpoint(path)}
+        self._models = {
+            policy: self._frozen_model(Path(path), mesh, device) for policy, path in models.items()
+        }
+        wanted = dict.fromkeys((*policies, *averaged))
+        stored = [p for p in wanted if p not in (CURRENT, REFERENCE, *self._models)]
         self._stored = {policy: self._copy() for policy in stored}  # fp32, sharded like the parameters
         self.policies = (*stored, CURRENT)
         self._pinned = PinnedTensors()
@@ -75,7 +84,7 @@ class FSDPActor:
             *self._stored.values(),
         ]
         self._pinned.add((local(t) for tensors in changing for t in tensors.values()), frozen=False)
-        for network in self._networks.values():
+        for network in (*self._networks.values(), *self._models.values()):
             self._pinned.add((local(t) for t in [*network.parameters(), *network.buffers()]), frozen=True)
         self._kept_scheduler = self._scheduler.state_dict()
         self._updates_on_host = self.updates  # of which the host has the outcome
@@ -117,7 +126,7 @@ class FSDPActor:
         dtype, network = getattr(torch, self._config.actor.dtype), self._network_of(point)
         with self._under(policy):
             return self._family.velocity(
-                network,
+                self._models.get(policy, network),
                 point.latents,
                 point.timesteps,
                 _in_dtype(point.conditions, dtype),
@@ -238,13 +247,23 @@ class FSDPActor:
         self._require_awake()
         return self._parameters if policy == CURRENT else self._stored[policy]
 
+    def _frozen_model(self, checkpoint: Path, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+        """The transformer of another checkpoint, as this one is computed with, without gradients."""
+        dtype = getattr(torch, self._config.actor.dtype)
+        transformer: ModelMixin = self._family.empty_transformer(dtype).requires_grad_(False)
+        set_attention(transformer, self._config.actor.attention, device)
+        blocks = repeated_blocks(transformer, self._family.spec.block_classes)
+        model = shard(transformer, blocks, mesh, dtype)
+        fill_from_files(transformer, checkpoint / "transformer", device)
+        return model
+
     def _copy(self) -> dict[str, Tensor]:
         return {name: p.detach().to(torch.float32, copy=True) for name, p in self._parameters.items()}
 
     @contextmanager
     def _under(self, policy: str) -> Iterator[None]:
         """Predict as a policy does, for the length of a `with` block."""
-        if policy == CURRENT:
+        if policy == CURRENT or policy in self._models:
             yield
         elif policy == REFERENCE:
             with ExitStack() as left_out:
@@ -268,7 +287,7 @@ class FSDPActor:
 
     def _reshard(self) -> None:
         """Let go of gathered weights: a root keeps its own after a forward pass."""
-        for network in self._networks.values():
+        for network in (*self._networks.values(), *self._models.values()):
             for module in network.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
@@ -30,6 +32,57 @@ LARGEST_GAP = "ratio/first_update_max_abs_log"
 MEAN_GAP = "ratio/first_update_mean_abs_log"
 
 
+def look_back(
+    actor: Actor,
+    algorithm: LikelihoodAlgorithm,
+    updates: Sequence[Iterable[LikelihoodPoint]],
+    metrics: Accumulator,
+    check_stop: Callable[[], None],
+) -> list[list[Old] | None]:
+    """What the actor makes of the points of each update before the first one changes it, corrected where the
+    algorithm does so; None for a first update that needs no look ahead. Collective.
+    """
+    made: list[list[Old] | None] = []
+    for i, points in enumerate(updates):
+        if i == 0 and not algorithm.corrects:
+            made.append(None)  # its own forward pass will do
+            continue
+        old = recompute_old(actor, algorithm, points, metrics, check_stop)
+        made.append(correct_rollout(algorithm, points, old, metrics) if algorithm.corrects else old)
+    return made
+
+
+def correct_rollout(
+    algorithm: LikelihoodAlgorithm,
+    points: Iterable[LikelihoodPoint],
+    old: Sequence[Old],
+    metrics: Accumulator,
+) -> list[Old]:
+    """Collective. `old` of the points of an update, with what the algorithm makes of the difference between
+    engine and actor. The weights of what is rejected go to what is kept on all ranks, in equal shares, unless
+    they stay in the denominator.
+    """
+    pairs, count = list(zip(points, old)), algorithm.points_per_unit
+    before = after = torch.zeros((), dtype=torch.float64, device=old[0].log_prob.device)
+    corrected = []
+    for start in range(0, len(pairs), count):  # all points of one micro-batch
+        of_units = pairs[start : start + count]
+        made = algorithm.correct(torch.stack([o.log_prob - p.rollout_log_prob for p, o in of_units], dim=1))
+        for i, (point, o) in enumerate(of_units):
+            kept, importance = made.kept[:, i], made.importance[:, i]
+            metrics.add_mean("correction/rejected", 1 - kept.float(), point.weights)
+            metrics.add_mean("correction/importance", importance, point.weights)
+            weights = point.weights * kept
+            before, after = before + point.weights.double().sum(), after + weights.double().sum()
+            corrected.append(replace(o, weights=weights, importance=importance))
+    if algorithm.rejected_in_denominator:
+        return corrected
+    sums = torch.stack([before, after])
+    dist.all_reduce(sums)
+    share = float(sums[0] / sums[1]) if sums[1] > 0 else 1.0
+    return [replace(o, weights=None if o.weights is None else o.weights * share) for o in corrected]
+
+
 @torch.no_grad()
 def recompute_old(
     actor: Actor,
@@ -41,8 +94,8 @@ def recompute_old(
     """What the actor makes of each point before its first update. `check_stop` is called before each
     point.
 
-    Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with
-    its own forward pass.
+    Only the points of later updates need it, unless the algorithm corrects: `accumulate_gradients` does the
+    same for the first one's, with its own forward pass.
     """
     old = []
     for point in points:
@@ -73,11 +126,11 @@ def accumulate_gradients(
             with torch.set_grad_enabled(policy == CURRENT):
                 velocities[policy] = actor.velocity(point, policy)
         if isinstance(algorithm, LikelihoodAlgorithm) and isinstance(point, LikelihoodPoint):
-            if first:
+            if old is not None:
+                point = algorithm.with_old(point, old[i])
+            elif first:
                 current = map_streams(Tensor.detach, velocities[CURRENT])
                 point = algorithm.with_old(point, _compare(algorithm, point, current, metrics))
-            elif old is not None:
-                point = algorithm.with_old(point, old[i])
         output = algorithm.loss(point, velocities)
         output.loss.backward()
         metrics.add_sum("loss", output.loss.detach())
@@ -89,7 +142,7 @@ def accumulate_gradients(
 
 def check_gap(algorithm: Algorithm, metrics: Accumulator, limit: float) -> None:
     """Collective. Raises MismatchError on every rank where engine and actor disagree by more than `limit`."""
-    if not isinstance(algorithm, LikelihoodAlgorithm):
+    if not isinstance(algorithm, LikelihoodAlgorithm) or not algorithm.engine_scores:
         return
     gap = metrics.largest(LARGEST_GAP)
     if not gap <= limit:
@@ -122,8 +175,12 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
 def _compare(
     algorithm: LikelihoodAlgorithm, point: LikelihoodPoint, velocity: Streams, metrics: Accumulator
 ) -> Old:
-    """What the actor makes of a point; the distance of its log-probabilities from the engine's is noted."""
+    """What the actor makes of a point; the distance of its log-probabilities from the engine's is noted where
+    the engine has any.
+    """
     old = algorithm.observe(point, velocity)
+    if not algorithm.engine_scores:
+        return old
     gap = (old.log_prob - point.rollout_log_prob).abs()
     metrics.add_max(LARGEST_GAP, gap.max())
     metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))

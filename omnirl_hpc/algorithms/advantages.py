@@ -67,12 +67,11 @@ def normalized_mix(
     return torch.where(mask, mixed, torch.nan)
 
 
-def zero_std_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> int:
-    """The number of groups that teach nothing, because all valid rewards in them are equal or none is
-    valid.
-    """
-    count = 0
-    for group in torch.unique(group_ids):
+def zero_std_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> list[int]:
+    """The groups that teach nothing, because all valid rewards in them are equal or none is valid."""
+    found = []
+    for group in torch.unique(group_ids).tolist():
         inside = rewards[(group_ids == group) & mask]
-        count += int(inside.numel() == 0 or bool(inside.min() == inside.max()))
-    return count
+        if inside.numel() == 0 or bool(inside.min() == inside.max()):
+            found.append(group)
+    return found

@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from omnirl_hpc.algorithms.correction import Correction
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config, WindowConfig
 from omnirl_hpc.policies import CURRENT, REFERENCE, Blend
+from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams
 
@@ -71,8 +73,12 @@ class Algorithm(ABC, Generic[Point]):
     needs: ClassVar[str] = TRAJECTORY
     policies: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
     sampler: str = CURRENT  # the policy that the engine samples with
+    whole_groups: ClassVar[bool] = False  # one rank needs all samples of a group, where several generate it
     # The actor evaluates the points of later updates before the first one changes it.
     recomputes_old: bool = False
+    # What differs between engine and actor is corrected before anything is learned: the actor evaluates all
+    # points first, those of the first update, too.
+    corrects: bool = False
 
     def __init__(self, config: Config) -> None:
         """Raises ConfigError where the settings of the algorithm and others disagree."""
@@ -90,6 +96,13 @@ class Algorithm(ABC, Generic[Point]):
     def window(self, step: int) -> WindowConfig | None:
         """Where the stochastic steps of a training step's samples may be; None: there are none."""
         return self.config.sampling.window if self.needs == TRAJECTORY else None
+
+    @property
+    def given(self) -> Mapping[str, str]:
+        """Of its policies those that come from files and never change, each with the path of an adapter, or
+        of a checkpoint of the family. All others start as the current one.
+        """
+        return {}
 
     @property
     def units_per_prompt(self) -> int:
@@ -114,6 +127,16 @@ class Algorithm(ABC, Generic[Point]):
         For generated samples.
         """
         raise NotImplementedError(f"{type(self).__name__} has no use for rewards")
+
+    def counted(self, advantages: Tensor, mask: Tensor) -> Tensor:
+        """[N] bool: the generated samples of a step that the loss is a mean over."""
+        return mask
+
+    def units(self, samples: Samples, advantages: Tensor, weights: Tensor) -> Batch:
+        """What is trained of a rank's generated samples, by group and sample, from the advantages [n] and
+        weights [n] of each.
+        """
+        return Batch(samples, advantages, weights)
 
     @abstractmethod
     def training_points(self, batch: Batch, schedules: Mapping[str, Schedule]) -> Iterator[Point]:
@@ -170,16 +193,24 @@ class Old:
 
     log_prob: Tensor  # [B] fp32
     means: Streams | None = None  # [B, …] fp32, of the transitions, where the loss compares with them
+    # Where the rollout is corrected: the point's weights without what is rejected, and factors of its loss.
+    weights: Tensor | None = None  # [B] fp32
+    importance: Tensor | None = None  # [B] fp32
 
 
 Scored = TypeVar("Scored", bound=LikelihoodPoint)
 
 
 class LikelihoodAlgorithm(Algorithm[Scored]):
-    """An algorithm with ratios of likelihoods: engine and actor are compared before anything is learned."""
+    """An algorithm with ratios of likelihoods, or of what stands in for them: engine and actor are compared
+    before anything is learned, where the engine has them too.
+    """
 
     recomputes_old: bool = True  # otherwise the engine's log-probabilities are trusted
+    rejected_in_denominator: bool = False  # the weights of what is rejected are lost, not shared out
     tolerated_gap: float = math.inf  # between the engine's and the actor's, before they spoil the update
+    # False: the engine knows no likelihood, and points have zeros for its log-probabilities
+    engine_scores: bool = True
 
     @abstractmethod
     def log_prob(self, point: Scored, velocity: Streams) -> Tensor:
@@ -188,6 +219,10 @@ class LikelihoodAlgorithm(Algorithm[Scored]):
     def observe(self, point: Scored, velocity: Streams) -> Old:
         """What is to be remembered of the actor before the first update; `velocity` has no gradients."""
         return Old(self.log_prob(point, velocity))
+
+    def correct(self, log_ratios: Tensor) -> Correction:
+        """Of the log-probabilities [B, W] of the actor minus the engine's, at all points of B units."""
+        raise NotImplementedError(f"{type(self).__name__} does not correct what was sampled")
 
     def with_old(self, point: Scored, old: Old) -> Scored:
         """The point as the loss is to see it."""

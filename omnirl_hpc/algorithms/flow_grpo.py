@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from omnirl_hpc.algorithms.surrogate import clipped_surrogate
 from omnirl_hpc.algorithms.trajectory import (
     PolicyLoss,
@@ -43,15 +45,19 @@ class FlowGRPO(TrajectoryAlgorithm):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.recomputes_old:
+        if self.settings.old_log_prob == "rollout":
             self.tolerated_gap = self.settings.clip_range
 
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:
-        clip = self.settings.clip_range
         log_ratio = step_log_prob(point, steps) - point.old_log_prob
-        made = clipped_surrogate(log_ratio, point.advantages, point.weights > 0, clip, clip)
-        return PolicyLoss(
-            made.loss,
-            {"ratio/mean": made.ratio, "clip_fraction": made.clipped, "kl": made.kl},
-            {"ratio/max_abs_log": made.log_ratio.abs().max()},
-        )
+        return surrogate_loss(point, log_ratio, self.settings.clip_range)
+
+
+def surrogate_loss(point: TransitionPoint, log_ratio: Tensor, clip: float) -> PolicyLoss:
+    """PPO's, of log-ratios [B]."""
+    made = clipped_surrogate(log_ratio, point.advantages, point.weights > 0, clip, clip)
+    return PolicyLoss(
+        made.loss,
+        {"ratio/mean": made.ratio, "clip_fraction": made.clipped, "kl": made.kl},
+        {"ratio/max_abs_log": made.log_ratio.abs().max()},
+    )

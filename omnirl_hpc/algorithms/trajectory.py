@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Optional, cast
 
+import torch
 from torch import Tensor
 
 from omnirl_hpc.algorithms.advantages import STANDARD_DEVIATIONS, advantages
@@ -17,9 +18,11 @@ from omnirl_hpc.algorithms.algorithm import (
     LikelihoodAlgorithm,
     LikelihoodPoint,
     LossOutput,
+    Old,
     weighted_sum,
     with_reference,
 )
+from omnirl_hpc.algorithms.correction import Correction, CorrectionConfig, correct
 from omnirl_hpc.algorithms.scale import LogRatioScale, StepScale, ratio_scale, remark_on_range, step_scales
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import AlgorithmConfig, Config
@@ -44,6 +47,7 @@ class TrajectoryConfig(AlgorithmConfig):
     # whose variance of an sde step leaves the step size out: 1 / |dt| times smaller
     kl_scale: str = "paper"
     old_log_prob: str = "recompute"  # recompute by the actor | rollout: the engine's are trusted
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     def __post_init__(self) -> None:
         require(
@@ -53,6 +57,12 @@ class TrajectoryConfig(AlgorithmConfig):
         one_of("algorithm.kl_scale", self.kl_scale, ("paper", "code"))
         one_of("algorithm.old_log_prob", self.old_log_prob, ("recompute", "rollout"))
         one_of("algorithm.advantage_std", self.advantage_std, STANDARD_DEVIATIONS)
+        require(
+            self.correction.importance is None or self.old_log_prob == "recompute",
+            f"algorithm.correction.importance={self.correction.importance} weighs the actor's old policy "
+            "against the engine's, and algorithm.old_log_prob=rollout takes the engine's for both: set it to "
+            "recompute, or importance to null",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +74,8 @@ class TransitionPoint(LikelihoodPoint):
     sigma: Streams  # [B] fp32, before and after the step
     sigma_next: Streams
     sigma_max: Streams  # [B] fp32, the schedule's second sigma
+    importance: Tensor | None = None  # [B] fp32, factor of the policy loss; None: 1
+    old_means: Streams | None = None  # [B, …] fp32, of the old policy's transitions, where they are compared
 
 
 @dataclass(frozen=True)
@@ -86,11 +98,16 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     Settings = TrajectoryConfig
     settings: TrajectoryConfig
     range_key: ClassVar[str] = "clip_range"  # the setting that limits how far the policy moves
+    # The loss reads the old policy's means, which the actor keeps in fp32 for the points of later updates.
+    compares_means: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.policies = with_reference((CURRENT,), self.settings.kl_coef)
-        self.recomputes_old = self.settings.old_log_prob == "recompute"
+        self.corrects = self.settings.correction.active
+        self.rejected_in_denominator = self.settings.correction.rejected_in_denominator
+        recompute = self.settings.old_log_prob == "recompute"
+        self.recomputes_old = self.compares_means or self.corrects or recompute
 
     @abstractmethod
     def policy_loss(self, point: TransitionPoint, steps: Mapping[str, Transition]) -> PolicyLoss:
@@ -166,21 +183,42 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
         steps = made.log_probs.shape[1]
         conditions = stack_conditions(samples.conditions)
         negative = None if samples.negative is None else stack_conditions(samples.negative)
-        for i in range(steps):
+        for i in self.places(samples, steps):
             yield TransitionPoint(
                 latents=_at(made.latents, i),
                 timesteps=_at(made.timesteps, i),
                 conditions=conditions,
                 negative=negative,
-                weights=batch.weights / steps,
+                weights=batch.weights / self.points_per_unit,
                 advantages=batch.advantages,
                 next_latents=_at(made.latents, i + 1),
                 sigma=_at(made.sigmas, i),
                 sigma_next=_at(made.sigmas, i + 1),
                 sigma_max=made.sigma_max,
-                rollout_log_prob=made.log_probs[:, i],
-                old_log_prob=made.log_probs[:, i],
+                rollout_log_prob=_at_place(made.log_probs, i),
+                old_log_prob=_at_place(made.log_probs, i),
             )
+
+    def places(self, samples: Samples, steps: int) -> Iterable[int | Tensor]:
+        """Which steps of the window are trained, one after the other: a number for all samples or [B]."""
+        return range(steps)
+
+    def observe(self, point: TransitionPoint, velocity: Streams) -> Old:
+        steps = self.transitions(point, velocity)
+        return Old(step_log_prob(point, steps), step_means(steps) if self.compares_means else None)
+
+    def with_old(self, point: TransitionPoint, old: Old) -> TransitionPoint:
+        recomputed = self.settings.old_log_prob == "recompute"
+        return replace(
+            point,
+            old_log_prob=old.log_prob if recomputed else point.old_log_prob,
+            old_means=old.means,
+            weights=point.weights if old.weights is None else old.weights,
+            importance=old.importance,
+        )
+
+    def correct(self, log_ratios: Tensor) -> Correction:
+        return correct(log_ratios, self.settings.correction)
 
     def log_prob(self, point: TransitionPoint, velocity: Streams) -> Tensor:
         return step_log_prob(point, self.transitions(point, velocity))
@@ -188,15 +226,20 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
     def loss(self, point: TransitionPoint, velocities: Mapping[str, Streams]) -> LossOutput:
         current = self.transitions(point, velocities[CURRENT])
         policy = self.policy_loss(point, current)
-        loss, means = weighted_sum(policy.values, point.weights), dict(policy.means)
+        values = policy.values if point.importance is None else policy.values * point.importance
+        loss, means = weighted_sum(values, point.weights), dict(policy.means)
         if REFERENCE in velocities:
             reference = self.transitions(point, velocities[REFERENCE])
             means_of_reference = map_streams(Tensor.detach, step_means(reference))
-            without_dt = self.settings.kl_scale == "code" and self.config.sampling.transition == "sde"
-            divergence = divergence_per_element(point, current, means_of_reference, without_dt)
+            divergence = divergence_per_element(point, current, means_of_reference, self.leaves_out_dt)
             loss = loss + self.settings.kl_coef * weighted_sum(divergence, point.weights)
             means["kl_reference"] = divergence.detach()
         return LossOutput(loss, means, policy.maxima)
+
+    @property
+    def leaves_out_dt(self) -> bool:
+        """Whether divergences leave the step size out of an sde's variance, as other code does."""
+        return self.settings.kl_scale == "code" and self.config.sampling.transition == "sde"
 
     def transitions(self, point: TransitionPoint, velocity: Streams) -> dict[str, Transition]:
         """Of each stream."""
@@ -215,8 +258,15 @@ class TrajectoryAlgorithm(LikelihoodAlgorithm[TransitionPoint]):
         }
 
 
-def _at(streams: Streams, place: int) -> Streams:
-    return map_streams(lambda tensor: tensor[:, place], streams)
+def _at(streams: Streams, place: int | Tensor) -> Streams:
+    return map_streams(lambda tensor: _at_place(tensor, place), streams)
+
+
+def _at_place(tensor: Tensor, place: int | Tensor) -> Tensor:
+    """[B, W, …] -> [B, …] at one place, or at each sample's own."""
+    if isinstance(place, int):
+        return tensor[:, place]
+    return tensor[torch.arange(len(place), device=tensor.device), place.to(tensor.device)]
 
 
 def step_means(steps: Mapping[str, Transition]) -> Streams:

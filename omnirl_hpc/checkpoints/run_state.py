@@ -94,6 +94,10 @@ class RunState:
             if adapter := self._loaded.config.init_adapter:
                 lora = self._loaded.config.actor.lora
                 self._load_adapters(lambda policy: load_adapter_scaled(Path(adapter), lora))
+            for policy, given in self._algorithm.given.items():
+                if policy in self._actor.policies:  # an adapter; a whole model is the actor's own business
+                    read = partial(load_adapter_scaled, Path(given), self._loaded.config.actor.lora)
+                    self._actor.load(policy, raise_on_all_ranks(read, CheckpointError))
             step = 0
         else:
             step = self._load(path)

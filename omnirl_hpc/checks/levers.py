@@ -9,7 +9,7 @@ from omnirl_hpc.checks.rules import check
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.layout import make_layout
-from omnirl_hpc.planning.estimate import estimate, samples_of_rank
+from omnirl_hpc.planning.estimate import estimate, units_of_rank
 
 Change = dict[str, Any]  # key -> value
 
@@ -117,7 +117,7 @@ def _fewer_in_a_micro_batch(config: Config, change: Change, world_size: int) -> 
     """The same with the actor's micro-batch cut to a rank's share of an update, where that is smaller."""
     other = changed(config, change)
     try:
-        share = samples_of_rank(other, make_layout(other, 0, world_size)) // config.actor.updates_per_step
+        share = units_of_rank(other, make_layout(other, 0, world_size)) // config.actor.updates_per_step
     except ConfigError:  # no layout at all: `is_possible` will say so
         return change
     return change | {"actor.micro_batch_size": share} if 0 < share < config.actor.micro_batch_size else change

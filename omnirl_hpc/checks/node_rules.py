@@ -16,6 +16,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import ConfigError, one_of, require
 from omnirl_hpc.installation import is_installed
 from omnirl_hpc.models.spec import find_spec
+from omnirl_hpc.policies import is_checkpoint
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -90,22 +91,45 @@ def model_is_supported(config: Config, world_size: int) -> None:
 
 
 def init_adapter_fits(config: Config, world_size: int) -> None:
-    adapter, lora = config.init_adapter, config.actor.lora
-    if adapter is None:
-        return
+    if config.init_adapter is not None:
+        adapter_fits("init_adapter", config.init_adapter, config)
+
+
+def adapter_fits(key: str, adapter: str, config: Config) -> None:
+    """Raises ConfigError where the adapter that `key` names is none, or of another rank."""
+    lora = config.actor.lora
     require(
         adapter_file(Path(adapter)) is not None,
-        f"init_adapter={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
+        f"{key}={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
     )
     try:
         rank = read_adapter_config(Path(adapter), assumed=lora)["r"]
     except ConfigError as error:
-        raise ConfigError(f"init_adapter={adapter}: {error}") from None
+        raise ConfigError(f"{key}={adapter}: {error}") from None
     require(
         rank == lora.rank,
-        f"init_adapter={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: "
-        f"set actor.lora.rank={rank}",
+        f"{key}={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: set actor.lora.rank={rank}",
     )
+
+
+def given_policies_fit(config: Config, world_size: int) -> None:
+    """Needs the algorithm's file."""
+    for policy, path in find_class("algorithm", config.algorithm.name)(config).given.items():
+        key = f"algorithm.{policy}"
+        if is_checkpoint(path):
+            problems = find_unsupported(Path(path), find_spec(config.model.family))
+            require(
+                not problems,
+                f"{key}={path} is not a checkpoint of model.family={config.model.family}: "
+                f"{'; '.join(problems)}",
+            )
+            continue
+        require(
+            config.actor.train == "lora",
+            f"{key}={path} is an adapter, and actor.train=full has none: give a checkpoint with it in its "
+            "weights (omnirl-hpc export --merge), or set actor.train=lora",
+        )
+        adapter_fits(key, path, config)
 
 
 def trackers_are_installed(config: Config, world_size: int) -> None:
@@ -136,6 +160,7 @@ NODE_RULES = (
     paths_exist,
     model_is_supported,
     init_adapter_fits,
+    given_policies_fit,
     trackers_are_installed,
     step_to_resume_is_there,
 )

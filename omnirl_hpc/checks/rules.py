@@ -12,6 +12,7 @@ import math
 from omnirl_hpc.checks import actor_rules, engine_rules, model_rules, reward_rules, sampling_rules, step_rules
 from omnirl_hpc.checks.node_rules import (
     NODE_RULES,
+    given_policies_fit,
     init_adapter_fits,
     step_to_resume_is_there,
     trackers_are_installed,
@@ -72,6 +73,7 @@ def counts_are_not_negative(config: Config, world_size: int) -> None:
     for key, value in {
         "seed": config.seed,
         "stop_before": config.stop_before,
+        "data.refill_rounds": config.data.refill_rounds,
         "evaluation.every": config.evaluation.every,
         "evaluation.seed": config.evaluation.seed,
         "logging.samples_every": config.logging.samples_every,
@@ -87,6 +89,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
     one_of("reward.mix", config.reward.mix, ("sum", "normalized"))
+    one_of("sampling.window.solver", config.sampling.window.solver, ("euler", "dpm2"))
     one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
@@ -113,8 +116,10 @@ RULES = (
     sampling_rules.guidance_is_valid,
     sampling_rules.noise_level_fits_transition,
     sampling_rules.window_fits_schedule,
+    sampling_rules.window_can_be_followed_by_fewer_steps,
     step_rules.layout_is_possible,
     step_rules.updates_divide_the_step,
+    given_policies_fit,
     step_rules.algorithm_fits,
     step_rules.experts_take_turns,
     engine_rules.diffusers_engine_is_one_rank,
@@ -130,7 +135,7 @@ RULES = (
     *NODE_RULES,
 )
 
-ALGORITHM_RULES = (step_rules.algorithm_fits, step_rules.experts_take_turns)
+ALGORITHM_RULES = (step_rules.algorithm_fits, step_rules.experts_take_turns, given_policies_fit)
 
 TRAINING_RULES = (
     step_rules.algorithm_is_known,

@@ -43,3 +43,16 @@ def window_fits_schedule(config: Config, world_size: int) -> None:
         f"sampling.window.size={window.size} does not fit between sampling.window.first={window.first} and "
         f"sampling.window.last={last}: use 1 to {last - window.first}",
     )
+
+
+def window_can_be_followed_by_fewer_steps(config: Config, world_size: int) -> None:
+    window = config.sampling.window
+    require(
+        0 < window.compress <= 1,
+        f"sampling.window.compress={window.compress} must be above 0 and at most 1",
+    )
+    require(
+        window.compress == 1 or window.per == "step",
+        f"sampling.window.compress={window.compress} and sampling.window.per={window.per}: samples whose "
+        "windows end at different steps would have different numbers of steps; set sampling.window.per=step",
+    )

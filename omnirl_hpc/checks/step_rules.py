@@ -45,6 +45,11 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         f"data.samples_per_prompt={n}: advantages compare samples of one prompt, so at least 2 are needed",
     )
     require(
+        algorithm.needs == "trajectory" or not config.sampling.shared_noise,
+        f"sampling.shared_noise=true is not for algorithm.name={config.algorithm.name}, which samples by ODE "
+        "steps alone: all samples of a group would be equal; set it to false",
+    )
+    require(
         "reference" not in algorithm.policies or config.actor.adapter is not None,
         f"algorithm.name={config.algorithm.name} is to compare with the reference, the model without its "
         "adapter, and actor.train=full has none: set algorithm.kl_coef=0 where the algorithm has it, "
@@ -59,12 +64,12 @@ def algorithm_fits(config: Config, world_size: int) -> None:
         "replica: change data.samples_per_prompt or actor.updates_per_step",
     )
     share, micro = units // layout.replica_size, config.actor.micro_batch_size
-    what = "samples" if algorithm.source == "rollout" else "pairs"
+    what = "pairs" if algorithm.needs == "pairs" else "samples"
     require(
         share % micro == 0,
         f"actor.micro_batch_size={micro} does not divide the {share} {what} that a rank trains in one update "
-        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs of a table "
-        f"count once for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
+        "(data.prompts_per_step x data.samples_per_prompt / ranks / actor.updates_per_step; pairs count once "
+        f"for each prompt): use a divisor of {share}, such as {math.gcd(share, micro)}",
     )
 
 

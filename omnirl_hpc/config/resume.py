@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "timeout_seconds",
     "stop_before",
     "init_adapter",
+    "algorithm.teacher",
     "model.path",
     "model.repo",
     "data.prompts",

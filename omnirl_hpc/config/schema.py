@@ -33,6 +33,9 @@ class DataConfig:
     prompts: str = MISSING  # a parquet file with a column `prompt`
     prompts_per_step: int = 32  # groups of a step, over all ranks
     samples_per_prompt: int = 16  # the size of a group
+    # Dynamic sampling (DAPO): in up to so many rounds, groups whose rewards are all equal are replaced by
+    # those of the next prompts; what is still equal then counts nothing. 0: such groups stay and count.
+    refill_rounds: int = 0
     negative_prompt: str = " "  # where the table has no column negative_prompt
     # Padded widths of prompt embeddings, in tokens. All samples of a step use the smallest width greater than
     # the step's longest prompt, because the width changes kernels: rollout and actor must share it.
@@ -47,6 +50,10 @@ class WindowConfig:
     first: int = 0  # the window starts at this step or later …
     last: Optional[int] = 5  # … and ends before this one; null: the last step of the schedule
     per: str = "step"  # one draw for each training step | prompt | sample
+    # The ODE steps after the window: euler | dpm2, DPM-Solver++ of second order (arXiv 2211.01095), which
+    # needs fewer of them; compress: how many there are, as a fraction of those of the schedule
+    solver: str = "euler"
+    compress: float = 1.0
 
 
 @dataclass
@@ -57,6 +64,7 @@ class SamplingConfig:
     true_cfg_scale: float = 4.0  # 1.0: no classifier-free guidance
     transition: str = "sde"  # sde | cps | dance
     noise_level: float = 1.2  # eta of the transition
+    shared_noise: bool = False  # the samples of a group start from one noise; for stochastic steps only
     window: WindowConfig = field(default_factory=WindowConfig)
 
 

@@ -39,8 +39,13 @@ class GroupSampler:
 
     def next_groups(self) -> list[Group]:
         """The groups of the next step, all ranks' together; moves the cursor."""
-        positions = range(self.cursor, self.cursor + self.prompts_per_step)
-        self.cursor = positions.stop
+        groups = self.peek(self.prompts_per_step)
+        self.cursor += len(groups)
+        return groups
+
+    def peek(self, count: int) -> list[Group]:
+        """The next `count` groups as if they were one step; the cursor stays."""
+        positions = range(self.cursor, self.cursor + count)
         groups: list[Group] = []
         seen: Counter[str] = Counter()
         for index, position in enumerate(positions):

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -181,9 +181,9 @@ class ModelFamily(ABC):
             return self.predict(transformer, latents, timesteps, conditions, numerics)
         if numerics.batched_cfg:
             branches = (conditions, negative) if self.conditional_first else (negative, conditions)
-            x, t = (map_streams(lambda x: torch.cat([x, x]), streams) for streams in (latents, timesteps))
+            twice = partial(map_streams, lambda x: torch.cat([x, x]))
             both = {name: torch.cat([branch[name] for branch in branches]) for name in conditions}
-            made = self.predict(transformer, x, t, both, numerics)
+            made = self.predict(transformer, twice(latents), twice(timesteps), both, numerics)
             first, second = ({name: v.chunk(2)[i] for name, v in made.items()} for i in range(2))
             positive, unconditional = (first, second) if self.conditional_first else (second, first)
         else:

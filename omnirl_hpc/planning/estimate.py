@@ -20,7 +20,7 @@ from omnirl_hpc.planning.measured import (
     SAVED_VECTORS,
 )
 from omnirl_hpc.planning.trained import ADAM_MOMENTS, BYTES, trained_part
-from omnirl_hpc.policies import CURRENT, REFERENCE
+from omnirl_hpc.policies import CURRENT, REFERENCE, is_checkpoint
 
 if TYPE_CHECKING:  # brings torch
     from omnirl_hpc.algorithms.algorithm import Algorithm
@@ -161,9 +161,13 @@ def engine_adapter(config: Config, shape: ModelShape) -> dict[str, float]:
 
 
 def frozen_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
-    """The actor's base, sharded."""
-    frozen = BYTES[config.actor.dtype] * trained_part(config.actor).frozen_parameters(shape)
-    return {"actor: base weights": frozen / layout.shard_size} if frozen else {}
+    """The actor's base, sharded, and policies that are models of their own."""
+    bytes_each = BYTES[config.actor.dtype] / layout.shard_size
+    frozen = bytes_each * trained_part(config.actor).frozen_parameters(shape)
+    size = bytes_each * shape.transformer_parameters
+    given = find_algorithm(config).given
+    models = {f"actor: {policy}": size for policy, path in given.items() if is_checkpoint(path)}
+    return ({"actor: base weights": frozen} if frozen else {}) | models
 
 
 def trained_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[str, float]:
@@ -181,7 +185,8 @@ def trained_weights(config: Config, shape: ModelShape, layout: Layout) -> dict[s
 def stored_bytes(config: Config, shape: ModelShape) -> float:
     """The policies that are stored beside the current one, in fp32: the algorithm's and the running mean."""
     algorithm = find_algorithm(config)
-    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE}
+    models = {policy for policy, path in algorithm.given.items() if is_checkpoint(path)}
+    stored = {*algorithm.policies, algorithm.sampler} - {CURRENT, REFERENCE} - models
     count = len(stored) + (config.actor.ema_decay is not None)
     return float(count * BYTES["float32"] * trained_part(config.actor).parameters(shape))
 
@@ -230,8 +235,11 @@ def units_of_rank(config: Config, layout: Layout) -> int:
 
 
 def samples_of_rank(config: Config, layout: Layout) -> int:
-    """Images that a rank trains in one step."""
-    return units_of_rank(config, layout) * find_algorithm(config).samples_per_unit
+    """Samples that a rank has in one step: of its share of what is generated, or of what is read."""
+    algorithm = find_algorithm(config)
+    if algorithm.source == "rollout":
+        return config.data.prompts_per_step * config.data.samples_per_prompt // layout.world_size
+    return units_of_rank(config, layout) * algorithm.samples_per_unit
 
 
 def window_size(config: Config) -> int:

@@ -16,6 +16,7 @@ from omnirl_hpc.planning.estimate import (
     trained_weights,
     training_branches,
     typical_text_width,
+    units_of_rank,
 )
 from omnirl_hpc.planning.gpus import Gpu
 from omnirl_hpc.planning.measured import (
@@ -36,8 +37,10 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     forward = shape.forward_flops(text_width)
     backward = trained_part(config.actor).backward_flops(shape, text_width)
     algorithm, samples = find_algorithm(config), samples_of_rank(config, layout)
-    points = samples * training_branches(config) * algorithm.points_per_unit
+    trained = units_of_rank(config, layout) * algorithm.samples_per_unit
+    points = trained * training_branches(config) * algorithm.points_per_unit
     later_updates = 1 - 1 / config.actor.updates_per_step  # the first update is its own old policy
+    evaluated = 1 if algorithm.corrects else later_updates  # before anything is learned
     forwards = 2 if config.actor.activation_checkpointing else 1
     forwards += len(algorithm.policies) - 1  # those of the others have no gradients
     update = {"actor": points * (forwards * forward + backward)}
@@ -45,7 +48,7 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
         return update
     return {
         "rollout": samples * guidance_branches(config) * config.sampling.num_inference_steps * forward,
-        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old else 0.0,
+        "old_log_prob": evaluated * points * forward if algorithm.recomputes_old else 0.0,
     } | update
 
 

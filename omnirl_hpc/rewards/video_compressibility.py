@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from statistics import fmean
 
 from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.rewards.jpeg_compressibility import jpeg_score
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
-POOLING: dict[str, Callable[[list[float]], Any]] = {"mean": np.mean, "min": np.min, "max": np.max}
+POOLING: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
 @dataclass
@@ -36,4 +34,4 @@ class VideoCompressibility(Reward):
 
     def score(self, batch: RewardBatch) -> list[float]:
         pool = POOLING[self.settings.pooling]
-        return [float(pool([jpeg_score(frame) for frame in frames])) for frames in batch.frames]
+        return [pool([jpeg_score(frame) for frame in frames]) for frames in batch.frames]

@@ -16,7 +16,14 @@ from omnirl_hpc.models.family import ModelFamily
 from omnirl_hpc.rollout.engine import SampleRequest
 from omnirl_hpc.sampling.noise import INITIAL_NOISE, TRANSITION_NOISE, standard_normal
 from omnirl_hpc.sampling.recorder import Recording
-from omnirl_hpc.sampling.samples import Condition, Media, Samples, Trajectory, stack_conditions
+from omnirl_hpc.sampling.samples import (
+    Condition,
+    Media,
+    SampleIdentity,
+    Samples,
+    Trajectory,
+    stack_conditions,
+)
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, stream_address
 from omnirl_hpc.sampling.windows import Window
@@ -127,7 +134,9 @@ def _draw_noise(
     steps: Streams = {}
     hashes = [0] * len(requests)
     for stream, shape in shapes.items():
-        first = [_normal(request, stream, shape, INITIAL_NOISE) for request in requests]
+        first = [
+            _normal(request.start or request.identity, stream, shape, INITIAL_NOISE) for request in requests
+        ]
         further = [_transition_noise(request, stream, shape) for request in requests]
         hashes = [
             (known + tensor_checksum(i) + 3 * tensor_checksum(s)) % 2**62
@@ -140,12 +149,12 @@ def _draw_noise(
 def _transition_noise(request: SampleRequest, stream: str, shape: tuple[int, ...]) -> Tensor:
     """[W, …] for the steps of the window."""
     steps = range(request.window.start, request.window.start + request.window.size)
-    draws = [_normal(request, stream, shape, TRANSITION_NOISE, step) for step in steps]
+    draws = [_normal(request.identity, stream, shape, TRANSITION_NOISE, step) for step in steps]
     return torch.stack(draws) if draws else torch.empty(0, *shape)
 
 
-def _normal(request: SampleRequest, stream: str, shape: tuple[int, ...], purpose: str, *place: int) -> Tensor:
-    return standard_normal(shape, *request.identity.address(purpose, *stream_address(stream), *place))
+def _normal(who: SampleIdentity, stream: str, shape: tuple[int, ...], purpose: str, *place: int) -> Tensor:
+    return standard_normal(shape, *who.address(purpose, *stream_address(stream), *place))
 
 
 def describe_padding(config: Config, layout: Layout) -> str | None:

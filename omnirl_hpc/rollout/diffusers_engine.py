@@ -21,6 +21,7 @@ from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition, Media, Samples
 from omnirl_hpc.sampling.streams import Streams
+from omnirl_hpc.sampling.windows import compressed
 
 
 class DiffusersEngine:
@@ -80,7 +81,8 @@ class DiffusersEngine:
     ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
-        schedules = self._family.schedules(num_steps)
+        schedules = compressed(self._family.schedules(num_steps), requests[0].window)
+        num_steps = next(iter(schedules.values())).num_steps
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):
             self._recorder.begin(batch.initial, batch.windows, batch.noise, schedules)
             inputs = DenoisingInputs(batch.initial, *batch.stacked_conditions(), self._guidance, num_steps)

@@ -23,6 +23,8 @@ class SampleRequest:
     condition: Condition  # of the prompt, unpadded: one object for all samples of a group
     negative: Condition | None  # None: no guidance
     width: int  # that both are padded to, the same for all samples of a step
+    owner: int = 0  # the rank of the replica that scores and trains it
+    start: SampleIdentity | None = None  # of the sample whose initial noise it shares; None: its own
 
 
 @dataclass(frozen=True)

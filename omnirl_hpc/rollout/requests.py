@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from omnirl_hpc.config.schema import Config, WindowConfig
@@ -24,27 +24,41 @@ def make_requests(
     step: int,
     groups: Sequence[Group],
     window: WindowConfig | None,
+    *,
+    width: int | None = None,
+    only: Collection[int] | None = None,
+    whole_groups: bool = False,
 ) -> list[SampleRequest]:
     """One request for each sample of the replica's groups, group after group. window: where the stochastic
     steps may be; None: there are none.
 
     `groups` are those of all replicas: their longest prompt sets the width of the step, on every rank the
-    same.
+    same, where no `width` is given. only: the groups to generate; None: all. The ranks of a replica take
+    turns in owning the samples, or, with whole_groups, all samples of a group.
     """
     guided = config.sampling.true_cfg_scale > 1
-    width = condition_width(config, family, groups)
+    width = width or condition_width(config, family, groups)
+    count = config.data.samples_per_prompt
     requests = []
-    for index in layout.groups(len(groups)):
+    for turn, index in enumerate(layout.groups(len(groups))):
+        if only is not None and index not in only:
+            continue
         group, prompt = groups[index], groups[index].prompt
         condition = encode(prompt)
         negative = encode(replace(prompt, prompt=negative_text(config, group))) if guided else None
-        for sample in range(group.first_sample, group.first_sample + config.data.samples_per_prompt):
+        for place in range(count):
+            sample = group.first_sample + place
             identity = SampleIdentity(config.seed, step, prompt.id, sample)
-            place = NO_STEPS
+            steps, start = NO_STEPS, None
             if window is not None:
+                if config.sampling.shared_noise:
+                    start = replace(identity, sample=group.first_sample)
                 sampling = replace(config.sampling, window=window)
-                place = draw_window(sampling, config.seed, step, prompt.id, sample)
-            requests.append(SampleRequest(identity, group.index, place, condition, negative, width))
+                steps = draw_window(sampling, config.seed, step, prompt.id, sample)
+            owner = (turn if whole_groups else turn * count + place) % layout.replica_size
+            requests.append(
+                SampleRequest(identity, group.index, steps, condition, negative, width, owner, start)
+            )
     return requests
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import Streams, mean_over_streams
-from omnirl_hpc.sampling.transitions import transition
+from omnirl_hpc.sampling.transitions import second_order, transition
 from omnirl_hpc.sampling.windows import Window
 
 
@@ -28,8 +28,9 @@ class Recording:
 
 
 class Recorder:
-    """Stochastic steps inside each sample's window, ODE steps outside. `begin` before each pipeline call,
-    `advance` for each stream at each of its steps, `finish` after the call.
+    """Stochastic steps inside each sample's window, ODE steps outside, by each window's solver after it.
+    `begin` before each pipeline call, `advance` for each stream at each of its steps, `finish` after the
+    call.
 
     Latents are kept in fp32 whatever dtype the pipeline works in.
     """
@@ -59,7 +60,16 @@ class Recorder:
             raise ValueError(f"a window ends after step {last}, where the schedule has no more steps")
         starts, size = torch.tensor([window.start for window in windows]), sizes.pop()
         self._tracks = {
-            name: _Track(self._kind, self._noise_level, initial[name], noise[name], schedule, starts, size)
+            name: _Track(
+                self._kind,
+                self._noise_level,
+                initial[name],
+                noise[name],
+                schedule,
+                starts,
+                size,
+                any(window.solver == "dpm2" for window in windows),
+            )
             for name, schedule in schedules.items()
         }
 
@@ -110,11 +120,14 @@ class _Track:
         schedule: Schedule,
         starts: Tensor,
         size: int,
+        second_order_after: bool,
     ) -> None:
         self._kind, self._noise_level, self._noise = kind, noise_level, noise
         self.schedule = schedule
         self._sigmas = schedule.sigmas.to(initial.device)
         self._starts, self._size = starts, size
+        self._second_order = second_order_after
+        self._clean: Tensor | None = None  # what the step before took x0 to be, for steps of second order
         self.step = 0
         self.latents = initial.float()
         batch, shape = initial.shape[0], initial.shape[1:]
@@ -126,14 +139,21 @@ class _Track:
         sigma, sigma_next = self._sigmas[self.step], self._sigmas[self.step + 1]
         places = self.step - self._starts  # of this step in each sample's window; outside: < 0 or >= size
         inside = (places >= 0) & (places < self._size)
+        clean = self.latents - sigma * velocity.float() if self._second_order else None
         if inside.all():
             self.latents = self._stochastic(torch.arange(len(places)), places, velocity, sigma, sigma_next)
         else:
             following = transition("ode", velocity, self.latents, sigma, sigma_next).next_sample
+            if clean is not None and self._clean is not None and self._size:
+                after = (places >= self._size).nonzero().squeeze(1).to(following.device)
+                before = self._sigmas[self.step - 1]
+                added = second_order(clean[after], self._clean[after], before, sigma, sigma_next)
+                following[after] += added
             if inside.any():
                 rows = inside.nonzero().squeeze(1)
                 following[rows] = self._stochastic(rows, places[rows], velocity, sigma, sigma_next)
             self.latents = following
+        self._clean = clean
         self.step += 1
         return self.latents
 

@@ -16,6 +16,8 @@ from omnirl_hpc.sampling.streams import Streams
 # the same object, so that a condition is in memory once for each prompt.
 Condition = dict[str, Tensor]
 
+GROUP_PLACE = 2**32  # between two groups in the order of samples
+
 Rows: TypeAlias = slice | Tensor | Sequence[int]
 
 
@@ -131,3 +133,8 @@ class Samples(Batched):
     def sample(self) -> Tensor:
         """[B] int64, the sample of the prompt."""
         return torch.tensor([identity.sample for identity in self.identity], device=self.group.device)
+
+    @property
+    def place(self) -> Tensor:
+        """[B] int64 that orders the samples of a step: by group, then by sample."""
+        return self.group * GROUP_PLACE + self.sample

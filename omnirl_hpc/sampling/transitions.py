@@ -95,6 +95,42 @@ def transition(
     return Transition(mean, std, next_sample, log_density.flatten(1).mean(dim=1))
 
 
+def second_order(
+    clean: Tensor, clean_before: Tensor, sigma_before: Tensor, sigma: Tensor, sigma_next: Tensor
+) -> Tensor | float:
+    """What DPM-Solver++ of second order (2M, arXiv 2211.01095) adds to an Euler step from sigma to
+    sigma_next, given the estimates x0 = x - sigma v at sigma and, one step before, at sigma_before; all
+    sigmas scalars.
+
+    With lambda = log((1 - sigma) / sigma), h and h_before the steps in it: -(1 - sigma_next) (e^-h - 1)
+    (x0 - x0_before) h / (2 h_before). Nothing for the last step, as in diffusers, and after a step from
+    sigma = 1, where h_before is infinite.
+    """
+    before, now, after = float(sigma_before), float(sigma), float(sigma_next)
+    if after == 0 or before == 1:
+        return 0.0
+    of_before, of_now, of_after = (math.log((1 - s) / s) for s in (before, now, after))
+    h, h_before = of_after - of_now, of_now - of_before
+    return -(1 - after) * math.expm1(-h) * h / (2 * h_before) * (clean - clean_before)
+
+
+def transition_std(
+    kind: str,
+    sigma: Tensor,
+    sigma_next: Tensor,
+    noise_level: float,
+    sigma_max: Tensor | float,
+) -> Tensor:
+    """[B] standard deviation of the stochastic step from sigma [B] to sigma_next [B], as `transition` has
+    it.
+    """
+    nothing = torch.zeros(len(sigma), 1, device=sigma.device)
+    made = transition(
+        kind, nothing, nothing, sigma, sigma_next, noise_level=noise_level, sigma_max=sigma_max, noise=nothing
+    )
+    return made.std.flatten()
+
+
 def _per_sample(value: Tensor | float, like: Tensor) -> Tensor:
     """A scalar or [B] tensor as fp32, shaped to broadcast against `like` [B, …]."""
     value = torch.as_tensor(value, dtype=torch.float32, device=like.device)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from omnirl_hpc.config.schema import SamplingConfig
 from omnirl_hpc.sampling.noise import WINDOW, uniform_integer
+from omnirl_hpc.sampling.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -14,6 +19,8 @@ class Window:
 
     start: int
     size: int
+    solver: str = "euler"  # of the ODE steps after it: euler | dpm2
+    compress: float = 1.0  # their number, as a fraction of those of the schedule
 
 
 NO_STEPS = Window(0, 0)  # ODE steps alone
@@ -42,4 +49,28 @@ def draw_window(sampling: SamplingConfig, seed: int, step: int, prompt_id: str, 
     """
     window, size = sampling.window, window_size(sampling)
     identity = {"step": (step,), "prompt": (step, prompt_id), "sample": (step, prompt_id, sample)}[window.per]
-    return Window(uniform_integer(window.first, _last(sampling) - size + 1, seed, WINDOW, *identity), size)
+    start = uniform_integer(window.first, _last(sampling) - size + 1, seed, WINDOW, *identity)
+    return Window(start, size, window.solver, window.compress)
+
+
+def compressed(schedules: dict[str, Schedule], window: Window) -> dict[str, Schedule]:
+    """The schedules with fewer steps after the window, at even distances of the steps that there were: as
+    many as `window.compress` says, rounded, and at least one.
+    """
+    if window.compress == 1 or not window.size:
+        return schedules
+    end = window.start + window.size
+    return {name: _compressed(schedule, end, window.compress) for name, schedule in schedules.items()}
+
+
+def _compressed(schedule: Schedule, end: int, fraction: float) -> Schedule:
+    left = schedule.num_steps - end
+    places = np.linspace(end, schedule.num_steps, max(1, round(left * fraction)) + 1)
+
+    def at(values: Tensor) -> Tensor:
+        """Values [N + 1] up to the window's end, and interpolated from there on."""
+        after = np.interp(places, np.arange(len(values)), values.double().numpy())
+        return torch.cat([values[:end], torch.from_numpy(after).to(values.dtype)])
+
+    timesteps = torch.cat([schedule.timesteps, torch.zeros(1, dtype=schedule.timesteps.dtype)])
+    return Schedule(at(schedule.sigmas), at(timesteps)[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from omnirl_hpc.rewards.reward import RewardBatch
 from omnirl_hpc.rollout import make_engine
 from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.rollout.engine import SampleRequest
-from omnirl_hpc.rollout.requests import make_requests
+from omnirl_hpc.rollout.requests import condition_width, make_requests
 from omnirl_hpc.sampling.samples import Samples
 from omnirl_hpc.sync import NoSync, PolicySource, Sync, make_sync
 
@@ -63,13 +64,23 @@ class Generation:
         self._residency.give_to(ROLLOUT)
 
     def requests(
-        self, config: Config, step: int, groups: Sequence[Group], window: WindowConfig | None
+        self,
+        config: Config,
+        step: int,
+        groups: Sequence[Group],
+        window: WindowConfig | None,
+        **options: Any,
     ) -> list[SampleRequest]:
         """What this rank's replica generates of the groups of a step; of its own `config`, since evaluations
-        have other seeds and counts.
+        have other seeds and counts. options: those of `make_requests`.
         """
         self.wake_engine()
-        return make_requests(config, self._family, self._encode, self._layout, step, groups, window)
+        place = self._family, self._encode, self._layout
+        return make_requests(config, *place, step, groups, window, **options)
+
+    def width(self, config: Config, groups: Sequence[Group]) -> int:
+        """That the conditions of these groups are padded to together."""
+        return condition_width(config, self._family, groups)
 
     def roll_out(
         self,
@@ -81,25 +92,28 @@ class Generation:
     ) -> Samples:
         """This rank's samples. Each micro-batch is submitted to the rewards while the next one is generated.
 
-        The ranks of a replica generate the same samples together; of every k samples each takes one.
+        The ranks of a replica generate the same samples together, and each keeps those that it owns.
         `check_stop` is called after each micro-batch; `num_steps` and `media` are the engine's.
         """
         self.wake_engine()
-        own, made, k = [], 0, self._layout.replica_size
+        own, owners = [], iter(requests)
         for batch in self.engine.generate(requests, num_steps, media):
             check_stop()
-            first = (self._layout.rank_in_replica - made) % k
-            made += len(batch)
-            batch = batch[first::k]
+            rank = self._layout.rank_in_replica
+            batch = batch[[row for row in range(len(batch)) if next(owners).owner == rank]]
             if len(batch):
                 self._rewards.submit(reward_batch(batch, groups))
-                own.append(batch)
+            own.append(batch)
         return Samples.cat(own)
 
-    def score(self, samples: Samples, config: RewardConfig) -> ScoredStep:
-        """The rewards of what `roll_out` has made. Raises RewardError where too many are missing."""
+    def score(self, samples: Samples | None, config: RewardConfig) -> ScoredStep:
+        """The rewards of what `roll_out` has made; None: this rank's replica had nothing to make. Raises
+        RewardError where too many are missing.
+        """
         self._residency.give_to(REWARD)
-        return gather_scores(self._rewards.collect(), samples, config)
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        places = none if samples is None else samples.place
+        return gather_scores(self._rewards.collect(), places, config)
 
     def leave(self) -> None:
         """Let go of the engine."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from omnirl_hpc.algorithms.advantages import normalized_mix, zero_std_groups
 from omnirl_hpc.algorithms.algorithm import Algorithm
-from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.config.schema import Config, RewardConfig
 from omnirl_hpc.data.prompts import PromptTable
 from omnirl_hpc.data.sampler import Group, GroupSampler
@@ -54,29 +54,65 @@ class RolloutSource:
         self.samples_per_step = data.prompts_per_step * data.samples_per_prompt
 
     def next(self, step: int, check_stop: Callable[[], None]) -> StepInput:
-        groups = self._sampler.next_groups()
-        with self._timer.phase("encode"):
-            window = self._algorithm.window(step)
-            requests = self._generation.requests(self._config, step, groups, window)
-        shown = self._samples_are_saved(step)
-        with self._timer.phase("rollout"):  # rewards are scored meanwhile
-            samples = self._generation.roll_out(
-                requests, groups, check_stop, media=shown or media_are_scored(self._config.reward)
-            )
-        with self._timer.phase("reward_exposed"):
-            scored = self._generation.score(samples, self._config.reward)
+        data, algorithm = self._config.data, self._algorithm
+        prompts = data.prompts_per_step
+        candidates = self._sampler.peek(prompts * (1 + data.refill_rounds))
+        groups, spare = candidates[:prompts], candidates[prompts:]
+        with self._timer.phase("encode"):  # one width for all that may come in the step
+            width = self._generation.width(self._config, candidates)
+        made, scored = self._generate(step, groups, width, check_stop)
+        assert made is not None  # every replica has groups
+        samples = made
+        metrics = _metrics(scored)  # of the prompts as they came: the mean of those that are kept misleads
+        for _ in range(data.refill_rounds):
+            if not (equal := self._equal_groups(scored)):
+                break
+            check_stop()  # in step with the other ranks, of which some may have nothing to generate
+            for index in equal:
+                groups[index] = replace(spare.pop(0), index=index)
+            made, again = self._generate(step, groups, width, go_on, only=equal)
+            samples, scored = _with_groups(samples, made, equal), scored.with_groups(again)
+        used = len(candidates) - len(spare)
+        self._sampler.cursor += used
         rewards = learned_rewards(scored, self._config.reward)
-        advantages = self._algorithm.advantages(rewards, scored.groups, scored.mask)
+        advantages = algorithm.advantages(rewards, scored.groups, scored.mask)
         self._hashes.rollout(step, samples, scored.rewards, advantages)
-        if shown and self._layout.rank == 0:
+        if self._samples_are_saved(step) and self._layout.rank == 0:
             self._save_samples(step, samples, scored, groups)
-        weights = scored.weights(self._config.actor.updates_per_step)
-        return StepInput(Batch(samples, advantages[scored.own], weights[scored.own]), _metrics(scored))
+        counted = algorithm.counted(advantages, scored.mask)
+        if data.refill_rounds:
+            equal = torch.tensor(self._equal_groups(scored), device=counted.device)
+            counted = counted & ~torch.isin(scored.groups, equal)
+            metrics["reward/refilled_groups"] = used - prompts
+        weights = scored.weights(self._config.actor.updates_per_step, counted)
+        return StepInput(algorithm.units(samples, advantages[scored.own], weights[scored.own]), metrics)
+
+    def _generate(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        width: int,
+        check_stop: Callable[[], None],
+        only: Collection[int] | None = None,
+    ) -> tuple[Samples | None, ScoredStep]:
+        """This rank's samples, None where its replica has none to make, and the rewards of all ranks'."""
+        with self._timer.phase("encode"):
+            options = {"width": width, "only": only, "whole_groups": self._algorithm.whole_groups}
+            window = self._algorithm.window(step)
+            requests = self._generation.requests(self._config, step, groups, window, **options)
+        with self._timer.phase("rollout"):  # rewards are scored meanwhile
+            media = self._samples_are_saved(step) or media_are_scored(self._config.reward)
+            made = self._generation.roll_out(requests, groups, check_stop, media=media) if requests else None
+        with self._timer.phase("reward_exposed"):
+            return made, self._generation.score(made, self._config.reward)
+
+    def _equal_groups(self, scored: ScoredStep) -> list[int]:
+        """The groups of the step that teach nothing: the same on every rank."""
+        rewards = learned_rewards(scored, self._config.reward)
+        return zero_std_groups(rewards, scored.groups, scored.mask)
 
     def fit(self, step: int) -> None:
-        cursor = self._sampler.cursor
-        groups, window = self._sampler.next_groups(), self._algorithm.window(step)
-        self._sampler.cursor = cursor
+        groups, window = self._sampler.peek(self._sampler.prompts_per_step), self._algorithm.window(step)
         requests = self._generation.requests(self._config, step, groups, window)
         longest, strict = self._config.data.text_lengths[-1], self._config.determinism == "strict"
         fit_micro_batch_size(self._generation.engine, requests, longest, self._device, may_shrink=not strict)
@@ -103,6 +139,18 @@ class RolloutSource:
         save_samples(self._run, step, media, prompts, rewards)
 
 
+def go_on() -> None:
+    """Where not all ranks are: none may wait for the others there."""
+
+
+def _with_groups(samples: Samples, new: Samples | None, replaced: Sequence[int]) -> Samples:
+    """Samples, by group and sample, with those of `new` in place of the groups `replaced`."""
+    kept = ~torch.isin(samples.group, torch.tensor(replaced, device=samples.group.device))
+    parts = [samples[kept.nonzero().squeeze(1)], *([] if new is None else [new])]
+    together = Samples.cat(parts)
+    return together[together.place.argsort()]
+
+
 def learned_rewards(scored: ScoredStep, config: RewardConfig) -> Tensor:
     """[N] what the algorithm learns from: the rewards, or parts that are normalised before they are mixed."""
     if config.mix == "sum":
@@ -116,7 +164,7 @@ def _metrics(scored: ScoredStep) -> dict[str, float]:
     return {
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std()) if len(valid) > 1 else 0.0,
-        "reward/zero_std_groups": zero_std_groups(scored.rewards, scored.groups, scored.mask),
+        "reward/zero_std_groups": len(zero_std_groups(scored.rewards, scored.groups, scored.mask)),
         "reward/failed": int((~scored.mask).sum()),
         **{
             f"reward/{name}/mean": float(scores.nanmean())

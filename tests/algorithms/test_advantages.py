@@ -97,10 +97,10 @@ def test_a_group_sums_to_zero_and_keeps_the_order_of_its_rewards(samples, std):
         assert bool((inside[values.argsort()].diff() >= 0).all())
 
 
-def test_zero_std_groups_counts_groups_that_teach_nothing():
+def test_zero_std_groups_are_those_that_teach_nothing():
     rewards = torch.tensor([0.1, 0.1, 1.0, 2.0, math.nan, math.nan, 3.0, math.nan])
     groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    assert zero_std_groups(rewards, groups, torch.isfinite(rewards)) == 3  # all but group 1
+    assert zero_std_groups(rewards, groups, torch.isfinite(rewards)) == [0, 2, 3]
 
 
 def test_leave_one_out_compares_with_the_others():

@@ -48,13 +48,15 @@ def golden() -> NoisedPoint:
     )
 
 
-@pytest.mark.parametrize(("scale", "expected"), [("paper", 0.6024), ("code", 30.12)])
-def test_one_number_by_hand(scale, expected):
+@pytest.mark.parametrize(
+    ("scale", "clip", "expected"), [("paper", 5.0, 0.6024), ("code", 5.0, 30.12), ("code", 1.0, 6.024)]
+)
+def test_one_number_by_hand(scale, clip, expected):
     """With v = 0.6, v_old = 0.5, beta = 0.1: v+ = 0.51, v- = 0.49, so that x0± = -0.304 and -0.296, at
     distances 0.604 and 0.596 from x0. In one dimension |d|^2 / |d| = |d|: 0.8 x 0.604 + 0.2 x 0.596; in the
-    form of the authors' code times 5 / 0.1.
+    form of the authors' code times clip / 0.1.
     """
-    algorithm = make(beta=0.1, kl_coef=0.0, loss_scale=scale)
+    algorithm = make(beta=0.1, kl_coef=0.0, loss_scale=scale, advantage_clip=clip)
     output = algorithm.loss(golden(), {CURRENT: scalar(0.6), OLD: scalar(0.5)})
     assert float(output.loss) == pytest.approx(expected, rel=1e-5)
     assert output.means["error/positive"].tolist() == pytest.approx([0.604], rel=1e-5)
@@ -115,6 +117,25 @@ def test_value_and_gradient_of_a_loop_in_float64():
         step[b, d] = 1e-5
         ends = [by_loop(at, plain | {CURRENT: plain[CURRENT] + s * step}, 0.3, 0.5) for s in (1, -1)]
         assert float(gradient[b, d]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-3, abs=1e-6)
+
+
+def test_at_beta_1_and_the_old_policy_it_is_the_matching_loss_weighted_by_what_a_sample_is_worth():
+    """Then v+ = v and v- = v_old = v: both errors are equal, and their gradients opposite, so that the whole
+    gradient is 2 (2 r - 1) times that of half the divided error.
+    """
+    algorithm, at = make(beta=1.0, kl_coef=0.0), point()
+    current = {name: tensor.requires_grad_() for name, tensor in normal(3).items()}
+    old = {name: tensor.detach().clone() for name, tensor in current.items()}
+    output = algorithm.loss(at, {CURRENT: current, OLD: old})
+    torch.testing.assert_close(output.means["error/positive"], output.means["error/negative"])
+    output.loss.backward()
+    sigma = torch.tensor([0.4, 0.7], dtype=torch.float64)[:, None]
+    off = flat(at.latents) - sigma * flat(old) - flat(at.clean)
+    size = off.abs().mean(dim=1, keepdim=True)
+    slope = -2 * sigma * off / off.shape[1] / size  # of |x0 - x0'|^2 / w by v
+    expected = (at.weights * (2 * at.goodness - 1)).double()[:, None] * slope
+    gradient = flat({name: tensor.grad for name, tensor in current.items()})
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_sample_that_is_neither_good_nor_bad_has_no_gradient_at_the_old_policy():

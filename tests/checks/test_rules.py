@@ -9,12 +9,14 @@ import math
 import pkgutil
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from omnirl_hpc import checks
+from omnirl_hpc.algorithms.diffusion_opd import DiffusionOPDConfig
 from omnirl_hpc.checks import node_rules, rules, step_rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.errors import ConfigError
@@ -62,7 +64,7 @@ BREAKS = [
     *[("counts_are_positive", {key: math.inf}, 1, [key]) for key in ("timeout_seconds", POSITIVE[-1])],
     *[
         ("counts_are_not_negative", {key: -1}, 1, [key])
-        for key in ("seed", "logging.samples_every", "logging.samples_count")
+        for key in ("seed", "logging.samples_every", "logging.samples_count", "data.refill_rounds")
     ],
     (
         "algorithm_fits",
@@ -196,6 +198,19 @@ BREAKS = [
         ["sampling.window.size", "sampling.window.first", "sampling.window.last", "1 to 2"],
     ),
     ("window_fits_schedule", {"sampling.window.size": 0}, 1, ["sampling.window.size"]),
+    ("choices_are_known", {"sampling.window.solver": "heun"}, 1, ["sampling.window.solver", "euler, dpm2"]),
+    (
+        "window_can_be_followed_by_fewer_steps",
+        {"sampling.window.compress": 0.0},
+        1,
+        ["sampling.window.compress", "above 0"],
+    ),
+    (
+        "window_can_be_followed_by_fewer_steps",
+        {"sampling.window.compress": 0.5, "sampling.window.per": "sample"},
+        1,
+        ["sampling.window.compress", "sampling.window.per=step"],
+    ),
     ("layout_is_possible", {"rollout.ulysses_degree": 0}, 1, ["rollout.ulysses_degree"]),
     ("layout_is_possible", {"data.prompts_per_step": 5}, 2, ["data.prompts_per_step", "multiple of 2"]),
     ("layout_is_possible", {"actor.shard_size": 3}, 4, ["actor.shard_size"]),
@@ -506,6 +521,33 @@ def test_an_adapter_that_cannot_be_read_is_refused_before_weights_load(valid, tm
     config = changed(valid, {"init_adapter": str(tmp_path), "actor.lora.rank": 4})
     with pytest.raises(ConfigError, match=f"init_adapter={tmp_path}: .*adapter_model.safetensors"):
         node_rules.init_adapter_fits(config, 1)
+
+
+def taught(valid, teacher: Path, **changes):
+    config = changed(valid, {"actor.lora.rank": 4} | changes)
+    config.algorithm = DiffusionOPDConfig(teacher=str(teacher))
+    return config
+
+
+def test_a_teacher_is_an_adapter_of_the_same_rank_or_a_checkpoint_of_the_family(valid, tmp_path):
+    tensors = {"to_q.lora_A.weight": np.zeros((8, 3)), "to_q.lora_B.weight": np.zeros((5, 8))}
+    save_file(tensors, tmp_path / "adapter.safetensors")
+    write_descriptions(tmp_path / "checkpoint")
+    write_descriptions(tmp_path / "other", guidance_embeds=True)
+    for teacher, changes, said in (
+        ("nothing", {}, "algorithm.teacher=.*nothing is not an adapter"),
+        ("adapter.safetensors", {}, "algorithm.teacher=.* has rank 8, and actor.lora.rank=4"),
+        ("adapter.safetensors", {"actor.train": "full"}, "is an adapter, and actor.train=full has none"),
+        ("other", {}, "is not a checkpoint of model.family=qwen_image: .*guidance_embeds"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            node_rules.given_policies_fit(taught(valid, tmp_path / teacher, **changes), 1)
+    node_rules.given_policies_fit(taught(valid, tmp_path / "checkpoint", **{"actor.train": "full"}), 1)
+    fitting = taught(valid, tmp_path / "adapter.safetensors", **{"actor.lora.rank": 8})
+    node_rules.given_policies_fit(fitting, 1)
+    assert (
+        rules.given_policies_fit in rules.ALGORITHM_RULES and rules.given_policies_fit in rules.TRAINING_RULES
+    )
 
 
 def test_a_run_in_the_folder_of_its_model_is_refused(valid):

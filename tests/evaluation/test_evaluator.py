@@ -16,6 +16,7 @@ from omnirl_hpc.evaluation import evaluator as module
 from omnirl_hpc.evaluation.evaluator import Evaluator, collect_policies
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.rewards.gather import ScoredStep
+from omnirl_hpc.sampling.samples import GROUP_PLACE
 from tests.helpers import ALONE, CPU, make_config
 
 
@@ -81,7 +82,9 @@ def test_the_standard_error_is_that_of_the_mean(evaluator):
     """The standard deviation with n - 1, divided by the root of n; without the sample that has no score."""
     rewards = torch.tensor([1.0, math.nan, 3.0, 4.0, 8.0], dtype=torch.float64)
     mask, order = ~rewards.isnan(), torch.arange(5)
-    scored = ScoredStep(rewards, {"a": rewards}, mask, torch.tensor([0, 0, 0, 1, 1]), order, 0.0)
+    scored = ScoredStep(
+        rewards, {"a": rewards}, mask, torch.tensor([0, 0, 0, 1, 1]) * GROUP_PLACE, order, 0.0
+    )
     scores = evaluator("evaluation.samples_per_prompt=3")._scores(scored, ".png")
     valid = [1.0, 3.0, 4.0, 8.0]
     assert scores["reward"] == 4.0

@@ -81,6 +81,16 @@ def test_noise_is_a_function_of_the_sample():
                     assert torch.equal(batch.noise[LATENTS][row, place], drawn)
 
 
+def test_shared_initial_noise_is_that_of_another_sample():
+    """And the noise of transitions stays each sample's own."""
+    first, second = request(0), request(1)
+    ((batch, _),) = batches([first, replace(second, start=first.identity)], 2)
+    assert torch.equal(batch.initial[LATENTS][0], batch.initial[LATENTS][1])
+    ((own, _),) = batches([first, second], 2)
+    assert torch.equal(batch.noise[LATENTS], own.noise[LATENTS])
+    assert not torch.equal(own.initial[LATENTS][0], own.initial[LATENTS][1])
+
+
 def test_no_two_draws_are_the_same():
     requests = [request(0), request(1), request(0, prompt_id="q"), request(0, step=4)]
     ((batch, _),) = batches(requests, 4)

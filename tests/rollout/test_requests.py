@@ -71,6 +71,17 @@ def test_each_sample_is_asked_for_under_its_own_identity():
     assert [r.window for r in made] == windows and len(set(windows)) > 2
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_samples_of_a_group_can_start_from_the_noise_of_its_first(shared):
+    settings = config()
+    settings.sampling.shared_noise = shared
+    starts = [r.start and (r.start.prompt_id, r.start.sample) for r in make(settings)]
+    groups = [("a", 0), ("b", 0), ("c", 2), ("d", 0)]  # of two samples each; c had a group before
+    assert starts == ([group for group in groups for _ in range(2)] if shared else [None] * 8)
+    without_steps = make_requests(settings, Family(), encode, Layout(0, 1, 1, 1), 5, GROUPS, None)
+    assert [r.start for r in without_steps] == [None] * 8  # they would all be equal
+
+
 def test_a_rows_own_negative_prompt_comes_before_the_settings():
     made = make(config())
     assert [text(r.condition) for r in made[::2]] == ["cat", "a zebra", "dog", "an elephant"]
@@ -95,3 +106,20 @@ def test_a_prompt_that_is_too_long_names_its_row():
     long = Group(0, Prompt("e", "a very long prompt", place="table.parquet, row 4"), 0)
     with pytest.raises(DataError, match="table.parquet, row 4: no width in data.text_lengths"):
         make(config(), groups=[long])
+
+
+@pytest.mark.parametrize(
+    ("whole_groups", "owners"), [(False, [0, 1, 0, 1, 0, 1, 0, 1]), (True, [0, 0, 1, 1, 0, 0, 1, 1])]
+)
+def test_the_ranks_of_a_replica_take_turns(whole_groups, owners):
+    """With samples, or with groups; the same where only some are asked for."""
+    settings, layout = config(), Layout(0, 2, 2, 2)
+    window = settings.sampling.window
+
+    def ask(**options):
+        given = (settings, Family(), encode, layout, 5, GROUPS, window)
+        return make_requests(*given, whole_groups=whole_groups, **options)
+
+    assert [request.owner for request in ask()] == owners
+    assert [request.owner for request in ask(only=[1, 2])] == owners[2:6]
+    assert {request.width for request in ask(width=64)} == {64}

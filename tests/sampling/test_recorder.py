@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
 from omnirl_hpc.models.qwen_image.tiny import SCHEDULER
 from omnirl_hpc.sampling import transition
@@ -14,6 +14,7 @@ from omnirl_hpc.sampling.recorder import Recorder, Recording
 from omnirl_hpc.sampling.schedule import Schedule, make_schedule
 from omnirl_hpc.sampling.scheduler_face import SchedulerFace
 from omnirl_hpc.sampling.streams import LATENTS, Streams
+from omnirl_hpc.sampling.transitions import second_order
 from omnirl_hpc.sampling.windows import Window
 
 STEPS, SHAPE = 6, (4, 3)
@@ -239,3 +240,65 @@ def test_what_was_begun_ends_with_finish():
     recorder.finish()
     with pytest.raises(RuntimeError, match="latents was not begun"):
         recorder.advance(LATENTS, x)
+
+
+def dpm_solver(x: torch.Tensor, first: int) -> torch.Tensor:
+    """diffusers' DPM-Solver++ on the schedule's steps from `first` on, in its own notation: alpha = 1 -
+    sigma.
+    """
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=2, final_sigmas_type="zero"
+    )
+    scheduler.set_timesteps(STEPS)
+    scheduler.sigmas = SCHEDULE.sigmas.clone()
+    scheduler.timesteps = SCHEDULE.timesteps.clone()
+    scheduler.set_begin_index(first)
+    for t in SCHEDULE.timesteps[first:]:
+        x = scheduler.step(velocity(x, t), t, x).prev_sample
+    return x
+
+
+def test_steps_of_second_order_after_a_window_are_dpm_solvers():
+    """The formula of the paper in a loop; the first of them reads the estimate of the window's last step."""
+    windows = [Window(1, 1, "dpm2")] * 3
+    got, euler = run(windows), run([Window(1, 1)] * 3)
+    for name in ("latents", "log_probs"):
+        mine, theirs = getattr(got, name), getattr(euler, name)
+        assert torch.equal(*(x if isinstance(x, torch.Tensor) else x[LATENTS] for x in (mine, theirs)))
+    edges = got.latents[LATENTS]  # before and after step 1
+    x, before = edges[:, 1], edges[:, 0] - SCHEDULE.sigmas[1] * velocity(edges[:, 0], SCHEDULE.timesteps[1])
+    for i in range(2, STEPS):
+        s0, s1, s2 = (float(s) for s in SCHEDULE.sigmas[i - 1 : i + 2])
+        x0 = x - s1 * velocity(x, SCHEDULE.timesteps[i])
+        if s2 == 0:
+            x = x0
+            break
+        l0, l1, l2 = (torch.log(torch.tensor((1 - s) / s, dtype=torch.float64)) for s in (s0, s1, s2))
+        slope = (x0 - before) / float((l1 - l0) / (l2 - l1))  # the first difference, midpoint form
+        x = s2 / s1 * x - (1 - s2) * float(torch.expm1(-(l2 - l1))) * (x0 + 0.5 * slope)
+        before = x0
+    torch.testing.assert_close(got.final[LATENTS], x, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(got.final[LATENTS], euler.final[LATENTS], atol=1e-4)
+
+
+def test_second_order_agrees_with_diffusers_from_the_second_step_on():
+    """Whose first step has no step before, and is of first order, as is its last."""
+    x = normal(2, *SHAPE, seed=3)
+    ours, before = x, None
+    for i in range(2, STEPS):
+        s, after = SCHEDULE.sigmas[i], SCHEDULE.sigmas[i + 1]
+        v = velocity(ours, SCHEDULE.timesteps[i])
+        clean, following = ours - s * v, ours + (after - s) * v
+        if before is not None:
+            following = following + second_order(clean, before, SCHEDULE.sigmas[i - 1], s, after)
+        ours, before = following, clean
+    torch.testing.assert_close(ours, dpm_solver(x, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_inside_before_and_after_their_windows_keep_apart():
+    """Windows at different places in one batch: each sample is what it is alone."""
+    windows = [Window(0, 2, "dpm2"), Window(3, 2, "dpm2"), Window(1, 2, "dpm2")]
+    together = run(windows)
+    for row in range(3):
+        alone = run(windows, rows=slice(row, row + 1))
+        assert torch.equal(together.final[LATENTS][row], alone.final[LATENTS][0])

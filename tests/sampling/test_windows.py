@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omnirl_hpc.config.schema import SamplingConfig, WindowConfig
-from omnirl_hpc.sampling.windows import Window, draw_window
+from omnirl_hpc.sampling.schedule import Schedule
+from omnirl_hpc.sampling.windows import Window, compressed, draw_window
 
 
 def sampling(steps: int = 10, **window) -> SamplingConfig:
@@ -56,3 +58,24 @@ def test_what_shares_a_draw(per, varies_by_prompt, varies_by_sample):
     assert (len({draw(sample=i) for i in range(20)}) > 1) == varies_by_sample
     assert len({draw(step=i) for i in range(20)}) > 1
     assert len({draw(seed=i) for i in range(20)}) > 1
+
+
+def test_fewer_steps_after_a_window_are_at_even_distances():
+    """Four steps after step 2 become two, at the places 2, 4 and 6 of the schedule; what comes before
+    stays.
+    """
+    sigmas = torch.tensor([1.0, 0.9, 0.7, 0.6, 0.4, 0.3, 0.0])
+    schedules = {"a": Schedule(sigmas, 1000 * sigmas[:-1])}
+    made = compressed(schedules, Window(1, 1, compress=0.5))["a"]
+    assert made.sigmas.tolist() == pytest.approx([1.0, 0.9, 0.7, 0.4, 0.0])
+    assert made.timesteps.tolist() == pytest.approx([1000, 900, 700, 400])
+    three = compressed(schedules, Window(1, 1, compress=0.75))["a"]  # places 2, 3 1/3, 4 2/3, 6
+    assert three.sigmas.tolist() == pytest.approx([1.0, 0.9, 0.7, 0.6 - 0.2 / 3, 0.4 - 0.2 / 3, 0.0])
+    assert compressed(schedules, Window(1, 1, compress=0.01))["a"].num_steps == 3  # one is left
+    assert compressed(schedules, Window(1, 1)) is schedules
+    assert compressed(schedules, Window(0, 0, compress=0.5)) is schedules
+
+
+def test_a_window_knows_what_follows_it():
+    drawn = draw_window(sampling(10, size=2, solver="dpm2", compress=0.4), 0, 0, "a", 0)
+    assert (drawn.solver, drawn.compress) == ("dpm2", 0.4)

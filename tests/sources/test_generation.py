@@ -44,7 +44,9 @@ def rolled_out(layout: Layout, micro_batches: Sequence[Sequence[int]]) -> list[i
         generation = Generation.__new__(Generation)
         generation.engine, generation._rewards, generation._layout = engine, rewards, layout
         generation._residency = Residency("resident", PhaseTimer(CPU), DevicePeaks(CPU))
-        kept = generation.roll_out([], [SimpleNamespace(prompt=n) for n in range(100)], go_on)
+        count = sum(map(len, micro_batches))
+        requests = [SimpleNamespace(owner=number % layout.replica_size) for number in range(count)]
+        kept = generation.roll_out(requests, [SimpleNamespace(prompt=n) for n in range(100)], go_on)
     assert scored == kept  # each rank scores what it trains
     return kept
 

@@ -27,6 +27,7 @@ from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import Recorder
 from omnirl_hpc.sampling.samples import Condition, Media, Samples
 from omnirl_hpc.sampling.streams import Streams
+from omnirl_hpc.sampling.windows import compressed
 
 if TYPE_CHECKING:  # imports vllm
     from omnirl_hpc.rollout.vllm_omni.lora import EngineLora
@@ -94,7 +95,8 @@ class VllmOmniEngine:
     ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
-        schedules = self._family.schedules(num_steps)
+        schedules = compressed(self._family.schedules(num_steps), requests[0].window)
+        num_steps = next(iter(schedules.values())).num_steps
         if self._lora is not None:
             self._lora.prepare()
         for batch, count in micro_batches(requests, self.micro_batch_size, self._family, self._device):

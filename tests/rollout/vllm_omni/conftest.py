@@ -8,7 +8,7 @@ import os
 
 from omnirl_hpc.rollout.vllm_omni import versions
 
-NEED_ENGINE = ["test_engine.py", "test_train.py", "test_families.py"]
+NEED_ENGINE = ["test_algorithms.py", "test_engine.py", "test_train.py", "test_families.py"]
 PROBLEM = versions.installed().problem()
 LEFT_OUT = PROBLEM is not None and os.environ.get("CI", "").lower() not in ("1", "true")
 
