@@ -125,7 +125,7 @@ def given_policies_fit(config: Config, world_size: int) -> None:
             )
             continue
         require(
-            config.actor.train == "lora",
+            config.actor.adapter is not None,
             f"{key}={path} is an adapter, and actor.train=full has none: give a checkpoint with it in its "
             "weights (omnirl-hpc export --merge), or set actor.train=lora",
         )

@@ -59,7 +59,6 @@ def samples(kind: str = "sde", noise_level: float = 0.7) -> Samples:
         sigmas=one,
         timesteps={name: 1000 * sigmas[:, :-1] for name in SHAPES},
         sigma_max={name: torch.full((COUNT,), float(SIGMAS[1])) for name in SHAPES},
-        expert=torch.zeros(COUNT, STEPS, dtype=torch.int64),
     )
     return Samples(
         identity=[SampleIdentity(0, 5, str(i // 2), i) for i in range(COUNT)],

@@ -55,7 +55,6 @@ def everything() -> Samples:
         sigmas=same(SIGMAS[1 : WINDOW + 2]),
         timesteps=same(1000 * SIGMAS[1 : WINDOW + 1]),
         sigma_max={name: torch.full((UNITS,), 0.8) for name in SHAPES},
-        expert=torch.zeros(UNITS, WINDOW, dtype=torch.int64),
     )
     return Samples(
         identity=[SampleIdentity(0, 3, f"p{i // 2}", i % 2) for i in range(UNITS)],

@@ -151,7 +151,12 @@ BREAKS = [
         1,
         ["residency=auto", f"{JPEG}.name", "residency=swap"],
     ),
-    ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, loudness, ocr"]),
+    (
+        "rewards_are_known",
+        {f"{JPEG}.name": "beauty"},
+        1,
+        [f"{JPEG}.name", "jpeg_compressibility, loudness, ocr"],
+    ),
     ("model_is_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
     ("text_lengths_ascend", {"data.text_lengths": []}, 1, ["data.text_lengths"]),
     ("text_lengths_ascend", {"data.text_lengths": [0, 64]}, 1, ["data.text_lengths"]),
