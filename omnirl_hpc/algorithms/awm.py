@@ -96,6 +96,7 @@ class AWM(LikelihoodAlgorithm[MatchingPoint]):
     settings: AWMConfig
     needs = CLEAN
     engine_scores = False
+    trains_with_guidance = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

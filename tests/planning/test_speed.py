@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnirl_hpc.planning.estimate import find_shape
+from omnirl_hpc.planning.estimate import find_shape, training_branches
 from omnirl_hpc.planning.gpus import find_gpu
 from omnirl_hpc.planning.speed import step_flops, step_seconds
 from tests.planning.cases import COMPILED, EAGER, MEASURED, full_size
@@ -93,3 +93,9 @@ def test_learning_from_a_table_neither_samples_nor_syncs():
     assert set(step_seconds(config, layout, find_gpu("h200"), 64)) == {"actor", "swap"}
     evaluated, _ = full_size(*overrides, "evaluation.every=5", ranks=2)
     assert set(step_seconds(evaluated, layout, find_gpu("h200"), 64)) == {"actor", "swap", "sync"}
+
+
+@pytest.mark.parametrize(("algorithm", "branches"), [("awm", 2), ("flow_grpo", 2), ("dpo", 1)])
+def test_what_is_trained_with_guidance_counts_both_branches(algorithm, branches):
+    config, _ = full_size(f"algorithm={algorithm}")
+    assert training_branches(config) == branches
