@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -93,7 +94,12 @@ BREAKS = [
     ),
     ("frames_fit", {"model.frames": 9}, 1, ["model.frames=9", "must be 1"]),
     ("algorithm_is_known", {"algorithm.name": "ppo"}, 1, ["algorithm.name", "flow_grpo"]),
-    ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),
+    (
+        "rewards_are_known",
+        {f"{JPEG}.name": "beauty"},
+        1,
+        [f"{JPEG}.name", "jpeg_compressibility, loudness, ocr"],
+    ),
     ("model_is_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
     ("text_lengths_ascend", {"data.text_lengths": []}, 1, ["data.text_lengths"]),
     ("text_lengths_ascend", {"data.text_lengths": [0, 64]}, 1, ["data.text_lengths"]),
@@ -405,6 +411,16 @@ def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
         assert not breaks(rules.check, compiled, 1)
     monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     assert not breaks(rules.check, compiled, 1)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "ulysses_degree", "cfg_parallel_size"])
+def test_an_engine_that_cannot_spread_a_family(valid, monkeypatch, name):
+    config = load_config([*NO_PATHS, "rollout=vllm_omni", f"rollout.{name}=2"]).config
+    rules.vllm_omni_engine_is_possible(config, 2)
+    spec = replace(rules.find_spec(config.model.family), engine_parallel=())
+    monkeypatch.setattr(rules, "find_spec", lambda family: spec)
+    with pytest.raises(ConfigError, match=f"rollout.{name}=2 must be 1: the engine cannot spread Qwen-Image"):
+        rules.vllm_omni_engine_is_possible(config, 2)
 
 
 def test_suggested_micro_batch_is_accepted(valid):
