@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.rewards.jpeg_compressibility import jpeg_score
 from omnirl_hpc.rewards.reward import Reward, RewardBatch
 
-POOLING = {"mean": np.mean, "min": np.min, "max": np.max}
+POOLING: dict[str, Callable[[list[float]], float]] = {"mean": np.mean, "min": np.min, "max": np.max}
 
 
 @dataclass
