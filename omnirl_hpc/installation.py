@@ -16,7 +16,6 @@ PACKAGES = (
     "transformers",
     "accelerate",
     "peft",
-    "tensordict",
     "pyarrow",
     "hydra-core",
     "rapidocr",

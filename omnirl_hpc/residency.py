@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +13,8 @@ from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.planning.residency import choose_residency
 
-ROLLOUT, ACTOR = "rollout", "actor"  # the sides: before rollout and sync | before updates and checkpoints
+# The sides: for rollout and sync | for scores that networks on the device give | for updates and checkpoints
+ROLLOUT, REWARD, ACTOR = "rollout", "reward", "actor"
 
 
 def settle_residency(config: Config, layout: Layout, device: torch.device) -> str:
@@ -45,19 +45,22 @@ class Tenant(Protocol):
 class Residency:
     """Gives the device to one side, a list of tenants, at a time; asking for what is already so does nothing.
 
-    In swap mode, construct with everybody asleep but the tenants of `holder`.
+    The rollout side has it first.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        sides: Mapping[str, Sequence[Tenant]],
-        holder: str,
-        timer: PhaseTimer,
-        peaks: DevicePeaks,
-    ) -> None:
+    def __init__(self, mode: str, timer: PhaseTimer, peaks: DevicePeaks) -> None:
         self._swaps = mode == "swap"
-        self._sides, self._holder, self._timer, self._peaks = sides, holder, timer, peaks
+        self._timer, self._peaks = timer, peaks
+        self._sides: dict[str, list[Tenant]] = {ROLLOUT: [], REWARD: [], ACTOR: []}
+        self._holder = ROLLOUT
+
+    def add(self, side: str, tenant: Tenant) -> None:
+        """A tenant that has just been built, awake: it goes to sleep where it is not its side's turn, since
+        not all may fit together, not even while they are built.
+        """
+        self._sides[side].append(tenant)
+        if self._swaps and side != self._holder:
+            tenant.sleep()
 
     def give_to(self, side: str) -> None:
         """Let the tenants of a side work. A side without tenants needs no device."""

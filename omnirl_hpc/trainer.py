@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from omnirl_hpc.actor import make_actor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, check_gap, recompute_old
 from omnirl_hpc.algorithms import make_algorithm
-from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm
+from omnirl_hpc.algorithms.algorithm import LikelihoodAlgorithm, Old
 from omnirl_hpc.checkpoints.checkpointer import Checkpointer
 from omnirl_hpc.checkpoints.run_state import RunState
 from omnirl_hpc.checks.data import check_prompt_lengths
@@ -33,7 +32,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer, StepClock
 from omnirl_hpc.metrics.progress import ProgressDisplay
 from omnirl_hpc.metrics.trackers import Trackers
 from omnirl_hpc.policies import CURRENT, EMA, label
-from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, Tenant
+from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency
 from omnirl_hpc.run_directory import RunDirectory
 from omnirl_hpc.sources import make_generation, make_source
 
@@ -62,19 +61,29 @@ class Trainer:
         family = find_class("model", config.model.family)(config.model)
         check_prompt_lengths(config, family)
         self.algorithm = make_algorithm(config)
-        self.generation = make_generation(config, family, layout, device, self.algorithm, timer)
+        schedules = family.schedules(config.sampling.num_inference_steps)
+        for remark in self.algorithm.remarks(schedules, family.stream_shapes()):
+            if layout.rank == 0:
+                log.warning("%s", remark)
+        self.residency = Residency(config.residency, timer, self.peaks)
+        self.generation = make_generation(
+            config, family, layout, device, self.algorithm, timer, self.residency
+        )
         self.actor = make_actor(config, family, layout, device, self.algorithm)
-        if config.residency == "swap":
-            self.actor.sleep()  # both sides may not fit together, not even while they are built
+        self.residency.add(ACTOR, self.actor)
         self.generation.load()
         self.source = make_source(
-            config, family, layout, device, self.algorithm, self.generation, timer, self.hashes, run
+            config,
+            family,
+            layout,
+            device,
+            self.algorithm,
+            self.generation,
+            timer,
+            self.hashes,
+            run,
+            self.residency,
         )
-        sides: dict[str, list[Tenant]] = {
-            ROLLOUT: [*self.generation.tenants, *self.source.tenants],
-            ACTOR: [self.actor],
-        }
-        self.residency = Residency(config.residency, sides, ROLLOUT, timer, self.peaks)
         self.handover = self.generation.make_sync(self.actor)
         for part, network in (*self.generation.networks.items(), ("actor", self.actor.transformer)):
             observe_attention(network, partial(self.note, f"attention kernel, {part}"))
@@ -118,14 +127,12 @@ class Trainer:
         points = [self.algorithm.points_of(update, self.source.schedules) for update in updates]
 
         self.residency.give_to(ACTOR)
-        old: list[list[Tensor] | None] = [None] * len(points)
-        if self.algorithm.recomputes_old_log_prob:
+        old: list[list[Old] | None] = [None] * len(points)
+        if self.algorithm.recomputes_old:
             assert isinstance(self.algorithm, LikelihoodAlgorithm)
             with self.timer.phase("old_log_prob"):
                 for i, later in enumerate(points[1:], start=1):
-                    old[i] = recompute_old_log_probs(
-                        self.actor, self.algorithm, later, metrics, self.check_stop
-                    )
+                    old[i] = recompute_old(self.actor, self.algorithm, later, metrics, self.check_stop)
         with self.timer.phase("actor"):
             for i, of_update in enumerate(points):
                 accumulate_gradients(
@@ -201,5 +208,5 @@ class Trainer:
         self.generation.leave()
 
     def close(self) -> None:
-        """End the reward workers, whatever they are doing. The process group is the caller's."""
+        """End the rewards' workers, whatever they are doing. The process group is the caller's."""
         self.generation.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -81,12 +82,20 @@ def one_rank_group() -> Iterator[None]:
 
 
 def run_ranks(count: int, function: Callable[..., Any], *args: Any, deadline: float = 150.0) -> list[Any]:
-    """function(*args) on `count` spawned ranks of one gloo group; what each returns. A rank's exception is
-    raised here.
+    """function(*args) on `count` new ranks of one gloo group; what each returns. A rank's exception is raised
+    here.
+
+    Ranks are forked off a process that has imported what they need and has done nothing else: importing
+    takes most of the time of most tests.
     """
+    mp.get_context("forkserver").set_forkserver_preload(["tests.helpers", "omnirl_hpc.trainer"])
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
-            _rank, (count, folder, deadline, function, args), nprocs=count, join=False, start_method="spawn"
+            _rank,
+            (count, folder, deadline, dict(os.environ), function, args),
+            nprocs=count,
+            join=False,
+            start_method="forkserver",
         )
         end = time.monotonic() + deadline
         try:
@@ -102,8 +111,16 @@ def run_ranks(count: int, function: Callable[..., Any], *args: Any, deadline: fl
 
 
 def _rank(
-    rank: int, count: int, folder: str, deadline: float, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    count: int,
+    folder: str,
+    deadline: float,
+    environ: dict[str, str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()  # a forked rank has what was set when the first one of this test run started
+    os.environ.update(environ)
     store = dist.FileStore(f"{folder}/store", count)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=deadline)

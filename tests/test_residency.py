@@ -12,7 +12,7 @@ from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.lora import lora_parameters
 from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.policies import CURRENT, EMA, Blend
-from omnirl_hpc.residency import ACTOR, ROLLOUT, Residency, settle_residency
+from omnirl_hpc.residency import ACTOR, REWARD, ROLLOUT, Residency, settle_residency
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
 from omnirl_hpc.sync import collect_lora
 from tests.helpers import ALONE, CPU, make_config, one_rank_group
@@ -31,16 +31,20 @@ class Tenant:
 def make(mode: str, *rollout: str) -> tuple[Residency, list[str], PhaseTimer]:
     calls: list[str] = []
     timer = PhaseTimer(CPU)
-    sides = {ROLLOUT: [Tenant(name, calls) for name in rollout], ACTOR: [Tenant("actor", calls)]}
-    return Residency(mode, sides, ROLLOUT if rollout else ACTOR, timer, DevicePeaks(CPU)), calls, timer
+    residency = Residency(mode, timer, DevicePeaks(CPU))
+    residency.add(ACTOR, Tenant("actor", calls))
+    for name in rollout:
+        residency.add(ROLLOUT, Tenant(name, calls))
+    return residency, calls, timer
 
 
 def test_one_side_leaves_before_the_other_comes():
-    residency, calls, timer = make("swap", "engine", "reward")
+    residency, calls, timer = make("swap", "engine", "encoders")
+    assert calls == ["actor.sleep"]  # as soon as it was built
     residency.give_to(ACTOR)
-    assert calls == ["engine.sleep", "reward.sleep", "actor.wake"]
+    assert calls[1:] == ["engine.sleep", "encoders.sleep", "actor.wake"]
     residency.give_to(ROLLOUT)
-    assert calls[3:] == ["actor.sleep", "engine.wake", "reward.wake"]
+    assert calls[4:] == ["actor.sleep", "engine.wake", "encoders.wake"]
     assert timer.take()["time/swap"] > 0
 
 
@@ -48,7 +52,28 @@ def test_the_engine_has_the_device_first():
     """It was built on a device that it had to itself."""
     residency, calls, _ = make("swap", "engine")
     residency.give_to(ROLLOUT)
-    assert calls == []
+    assert calls == ["actor.sleep"]
+
+
+def test_a_reward_on_the_device_takes_its_turn():
+    """Between engine and actor, with the device to itself."""
+    residency, calls, _ = make("swap", "engine")
+    residency.add(REWARD, Tenant("reward", calls))
+    for side in (REWARD, ACTOR, ROLLOUT):
+        residency.give_to(side)
+    assert calls == [
+        *("actor.sleep", "reward.sleep"),
+        *("engine.sleep", "reward.wake"),
+        *("reward.sleep", "actor.wake"),
+        *("actor.sleep", "engine.wake"),
+    ]
+
+
+def test_where_no_reward_needs_the_device_nothing_moves_for_scores():
+    residency, calls, _ = make("swap", "engine")
+    residency.give_to(REWARD)
+    residency.give_to(ACTOR)
+    assert calls == ["actor.sleep", "engine.sleep", "actor.wake"]
 
 
 @pytest.mark.parametrize("side", [ROLLOUT, ACTOR])
@@ -71,17 +96,18 @@ def test_residents_never_move():
 
 def test_who_has_the_device_alone_keeps_it():
     residency, calls, _ = make("swap")
-    residency.give_to(ROLLOUT)
-    residency.give_to(ACTOR)
-    assert calls == []
+    for side in (ACTOR, ROLLOUT, ACTOR):
+        residency.give_to(side)
+    assert calls == ["actor.sleep", "actor.wake"]
 
 
 def test_peaks_are_booked_to_the_side_that_had_the_device():
     booked = []
     peaks = DevicePeaks(CPU)
     peaks.book = booked.append
-    sides = {ROLLOUT: [Tenant("engine", [])], ACTOR: [Tenant("actor", [])]}
-    residency = Residency("swap", sides, ROLLOUT, PhaseTimer(CPU), peaks)
+    residency = Residency("swap", PhaseTimer(CPU), peaks)
+    for side in (ROLLOUT, ACTOR):
+        residency.add(side, Tenant(side, []))
     for side in (ACTOR, ROLLOUT, ROLLOUT):
         residency.give_to(side)
     assert booked == ["rollout", "actor"]

@@ -30,6 +30,7 @@ from omnirl_hpc.launch.stop import StopFlag, StopReason
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.metrics.trackers import Trackers
+from omnirl_hpc.models.qwen_image.family import QwenImage
 from omnirl_hpc.residency import ACTOR
 from omnirl_hpc.rewards.runner import Scores
 from omnirl_hpc.rollout.diffusers_engine import DiffusersEngine
@@ -78,9 +79,8 @@ class ObservedTrainer(Trainer):
     def note_input(self, step, check_stop):
         given = self.get_input(step, check_stop)
         samples = given.batch.units
-        for image, group, sample in zip(
-            samples.media.frames, samples.group.tolist(), samples.sample.tolist()
-        ):
+        images = [] if samples.media is None else samples.media.frames
+        for image, group, sample in zip(images, samples.group.tolist(), samples.sample.tolist()):
             self.seen.images[step, group, sample] = image[0]
         self.seen.weights.append(given.batch.weights)
         return given
@@ -254,6 +254,16 @@ def test_an_algorithm_from_outside_trains(configured, run):
     assert {"adapter", "teacher"} <= {path.name for path in checkpoint.iterdir()}
 
 
+def test_what_only_latents_are_needed_of_is_not_decoded(configured, monkeypatch):
+    """Its reward reads latents, and no sample is saved."""
+    monkeypatch.setattr(QwenImage, "decode", None)
+    with one_rank_group():
+        settings = ("reward=tests.toy_reward_in_thread:CalmLatents", "logging.samples_every=0", "steps=1")
+        (metrics,) = train(configured(*settings)).metrics
+    assert metrics["reward/CalmLatents/mean"] < 0 < metrics["reward/std"]
+    assert metrics["grad_norm"] > 0 == metrics["time/decode"]
+
+
 GAPS = (GAP, "ratio/first_update_mean_abs_log")
 
 
@@ -262,8 +272,8 @@ def engine_that_is_off(monkeypatch):
     """Every log-probability of the engine is too great by 1/8: exp(1/8) is far outside of the clip range."""
     generate = DiffusersEngine.generate
 
-    def off(self, requests, num_steps=None):
-        for batch in generate(self, requests, num_steps):
+    def off(self, requests, *options):
+        for batch in generate(self, requests, *options):
             made = replace(batch.trajectory, log_probs=batch.trajectory.log_probs + 0.125)
             yield replace(batch, trajectory=made)
 
@@ -349,12 +359,14 @@ class PartlyFailing:
     fails: set[int]  # places among this rank's samples
     rank: int | None = None  # of whom they fail; None: everybody
 
-    def __init__(self, config):
+    tenants = ()
+
+    def __init__(self, config, device):
         ((self._name, part),) = config.parts.items()
         self._reward, self._scores = find_class("reward", part.name)(part), []
 
     def submit(self, batch):
-        self._scores += self._reward.score(batch)
+        self._scores += self._reward.score(batch.with_arrays(Tensor.numpy))
 
     def collect(self):
         here = self.fails if self.rank in (None, dist.get_rank()) else set()

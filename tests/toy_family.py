@@ -1,4 +1,4 @@
-"""A model family from outside of the package, in one file: a video and its sound, denoised together.
+"""A model family from outside of the package, in one file: a video, its sound and a text from it.
 
 Two streams of different shapes and schedules, a network, an encoder and a decoder of a few hundred weights,
 and a pipeline that drives its own loop: it asks the recorder for the next latents, and has no scheduler.
@@ -141,7 +141,7 @@ class Toy(ModelFamily):
         lora_targets=("up", "down"),
         latent_tokens=lambda model: 1,
         shape=QwenImageShape.find,  # nobody plans with a toy
-        makes=("video", "audio"),
+        makes=("video", "audio", "text"),
     )
     transformer_class = ToyTransformer
 
@@ -185,4 +185,6 @@ class Toy(ModelFamily):
         pixels = pipeline.vae.pixels(latents["video"].permute(0, 2, 3, 4, 1))  # [B, F, H, W, 3]
         frames = torch.sigmoid(pixels).mul(255).round().byte().permute(0, 1, 4, 2, 3)
         sound = torch.tanh(pipeline.vae.sound(latents["audio"].mT)).flatten(1)[:, None]
-        return Media(frames=frames, audio=sound, fps=8.0, sample_rate=8000)
+        letters = latents["audio"].mean(dim=1).gt(0).tolist()  # [B, 5]
+        text = ["".join("ab"[int(high)] for high in row) for row in letters]
+        return Media(frames=frames, audio=sound, fps=8.0, sample_rate=8000, text=text)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from omnirl_hpc.actor.actor import Actor
 from omnirl_hpc.actor.ema import ema_blend
-from omnirl_hpc.algorithms.algorithm import Algorithm, LikelihoodAlgorithm, LikelihoodPoint, TrainingPoint
+from omnirl_hpc.algorithms.algorithm import (
+    Algorithm,
+    LikelihoodAlgorithm,
+    LikelihoodPoint,
+    Old,
+    TrainingPoint,
+)
 from omnirl_hpc.errors import MismatchError
 from omnirl_hpc.metrics.accumulator import Accumulator
 from omnirl_hpc.policies import CURRENT
@@ -25,24 +31,24 @@ MEAN_GAP = "ratio/first_update_mean_abs_log"
 
 
 @torch.no_grad()
-def recompute_old_log_probs(
+def recompute_old(
     actor: Actor,
     algorithm: LikelihoodAlgorithm,
     points: Iterable[LikelihoodPoint],
     metrics: Accumulator,
     check_stop: Callable[[], None],
-) -> list[Tensor]:
-    """What the actor makes of each point before its first update: [B] log-probabilities. `check_stop` is
-    called before each point.
+) -> list[Old]:
+    """What the actor makes of each point before its first update. `check_stop` is called before each
+    point.
 
     Only the points of later updates need it: `accumulate_gradients` does the same for the first one's, with
     its own forward pass.
     """
-    log_probs = []
+    old = []
     for point in points:
         check_stop()
-        log_probs.append(_compare(algorithm, point, actor.velocity(point, CURRENT), metrics))
-    return log_probs
+        old.append(_compare(algorithm, point, actor.velocity(point, CURRENT), metrics))
+    return old
 
 
 def accumulate_gradients(
@@ -51,13 +57,13 @@ def accumulate_gradients(
     points: Iterable[TrainingPoint],
     metrics: Accumulator,
     check_stop: Callable[[], None],
-    old: Sequence[Tensor] | None = None,
+    old: Sequence[Old] | None = None,
     first: bool = False,
 ) -> None:
     """Add the gradient of the sum of the losses of `points`, whose weights sum to 1 over all ranks. Memory is
     that of one point.
 
-    old: of each point, from `recompute_old_log_probs`. first: no optimizer step has been made since the
+    old: of each point, from `recompute_old`. first: no optimizer step has been made since the
     rollout. A loss that is not finite shows in `apply_gradients`, on all ranks.
     """
     for i, point in enumerate(points):
@@ -115,10 +121,10 @@ def apply_gradients(actor: Actor, metrics: Accumulator, ema_decay: float | None 
 
 def _compare(
     algorithm: LikelihoodAlgorithm, point: LikelihoodPoint, velocity: Streams, metrics: Accumulator
-) -> Tensor:
-    """[B] log-probabilities of the actor, whose distance from the engine's is noted."""
-    log_prob = algorithm.log_prob(point, velocity)
-    gap = (log_prob - point.rollout_log_prob).abs()
+) -> Old:
+    """What the actor makes of a point; the distance of its log-probabilities from the engine's is noted."""
+    old = algorithm.observe(point, velocity)
+    gap = (old.log_prob - point.rollout_log_prob).abs()
     metrics.add_max(LARGEST_GAP, gap.max())
     metrics.add_mean(MEAN_GAP, gap, torch.ones_like(gap))
-    return log_prob
+    return old

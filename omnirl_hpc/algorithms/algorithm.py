@@ -72,12 +72,20 @@ class Algorithm(ABC, Generic[Point]):
     policies: tuple[str, ...] = (CURRENT,)  # whose velocities `loss` needs, the trained one first
     sampler: str = CURRENT  # the policy that the engine samples with
     # The actor evaluates the points of later updates before the first one changes it.
-    recomputes_old_log_prob: bool = False
+    recomputes_old: bool = False
 
     def __init__(self, config: Config) -> None:
         """Raises ConfigError where the settings of the algorithm and others disagree."""
         self.config = config
         self.settings = config.algorithm
+
+    def remarks(
+        self, schedules: Mapping[str, Schedule], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterable[str]:
+        """What a user should be told of settings that are allowed and may not be meant, once the schedules
+        and the shapes of one sample's latents, by stream, are known.
+        """
+        return ()
 
     def window(self, step: int) -> WindowConfig | None:
         """Where the stochastic steps of a training step's samples may be; None: there are none."""
@@ -147,22 +155,34 @@ class LikelihoodPoint(TrainingPoint):
     old_log_prob: Tensor  # [B] fp32, of the policy that sampled, as the loss is to see it
 
 
+@dataclass(frozen=True)
+class Old:
+    """What the actor makes of a point before the first update of a step changes it."""
+
+    log_prob: Tensor  # [B] fp32
+    means: Streams | None = None  # [B, …] fp32, of the transitions, where the loss compares with them
+
+
 Scored = TypeVar("Scored", bound=LikelihoodPoint)
 
 
 class LikelihoodAlgorithm(Algorithm[Scored]):
     """An algorithm with ratios of likelihoods: engine and actor are compared before anything is learned."""
 
-    recomputes_old_log_prob: bool = True  # otherwise the engine's log-probabilities are trusted
+    recomputes_old: bool = True  # otherwise the engine's log-probabilities are trusted
     tolerated_gap: float = math.inf  # between the engine's and the actor's, before they spoil the update
 
     @abstractmethod
     def log_prob(self, point: Scored, velocity: Streams) -> Tensor:
         """[B] log-probability of what was sampled under a model that predicts `velocity`."""
 
-    def with_old(self, point: Scored, log_prob: Tensor) -> Scored:
-        """The point as the loss is to see it: `log_prob` [B] is the actor's before the first update."""
-        return replace(point, old_log_prob=log_prob) if self.recomputes_old_log_prob else point
+    def observe(self, point: Scored, velocity: Streams) -> Old:
+        """What is to be remembered of the actor before the first update; `velocity` has no gradients."""
+        return Old(self.log_prob(point, velocity))
+
+    def with_old(self, point: Scored, old: Old) -> Scored:
+        """The point as the loss is to see it."""
+        return replace(point, old_log_prob=old.log_prob) if self.recomputes_old else point
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.layout import make_layout
 from omnirl_hpc.models.spec import find_spec
+from omnirl_hpc.rewards.reward import DEVICE, LATENTS, PLACES, Reward
 
 DTYPES = ("float32", "bfloat16")
 ACTOR_ATTENTION = ("sdpa", "cudnn", "flash_attn", "fa3")
@@ -114,6 +115,7 @@ def choices_are_known(config: Config, world_size: int) -> None:
     one_of("determinism", config.determinism, ("fast", "strict"))
     one_of("sampling.transition", config.sampling.transition, ("sde", "cps", "dance"))
     one_of("sampling.window.per", config.sampling.window.per, ("step", "prompt", "sample"))
+    one_of("reward.mix", config.reward.mix, ("sum", "normalized"))
     one_of("rollout.dtype", config.rollout.dtype, DTYPES)
     one_of("rollout.lora", config.rollout.lora, ("adapter", "merged"))
     one_of("rollout.attention", config.rollout.attention, ("sdpa", "fa3", "flash_attn"))
@@ -151,10 +153,33 @@ def rewards_get_what_they_need(config: Config, world_size: int) -> None:
     for name, part in config.reward.parts.items():
         for need in find_class("reward", part.name).needs:
             require(
-                need in spec.makes,
+                need in (*spec.makes, LATENTS),
                 f"reward.parts.{name}.name={part.name} needs {need}, and model.family={config.model.family} "
                 f"makes {' and '.join(spec.makes)}",
             )
+
+
+def rewards_run_somewhere(config: Config, world_size: int) -> None:
+    for name, part in config.reward.parts.items():
+        found = find_class("reward", part.name)
+        one_of(f"reward.parts.{name}.name={part.name}: runs_in", found.runs_in, PLACES)
+        if found.runs_in != DEVICE:
+            continue
+        require(
+            found.modules is not Reward.modules,
+            f"reward.parts.{name}.name={part.name}: runs_in={DEVICE}, and it does not define modules(), the "
+            "networks that are moved there",
+        )
+        require(
+            part.workers == 1,
+            f"reward.parts.{name}.workers={part.workers}: {part.name} runs on the device of each rank, where "
+            f"there is one of it; set reward.parts.{name}.workers=1",
+        )
+        require(
+            config.residency != "auto",
+            f"residency=auto: no plan knows what memory reward.parts.{name}.name={part.name} takes on the "
+            "device; set residency=swap, or residency=resident where all fits",
+        )
 
 
 def text_lengths_ascend(config: Config, world_size: int) -> None:
@@ -431,6 +456,7 @@ RULES = (
     algorithm_is_known,
     rewards_are_known,
     rewards_get_what_they_need,
+    rewards_run_somewhere,
     text_lengths_ascend,
     guidance_is_valid,
     noise_level_fits_transition,

@@ -158,7 +158,9 @@ def compare(
 
     from omnirl_hpc.evaluation.evaluator import Evaluator, on_host, without_effect
     from omnirl_hpc.launch.agreement import raise_on_all_ranks
+    from omnirl_hpc.metrics.memory import DevicePeaks
     from omnirl_hpc.metrics.phases import PhaseTimer
+    from omnirl_hpc.residency import Residency
     from omnirl_hpc.rollout.fitting import fit_micro_batch_size
     from omnirl_hpc.sources.generation import Generation
 
@@ -170,7 +172,9 @@ def compare(
     )
     family = find_class("model", config.model.family)(config.model)
     check_prompt_lengths(config, family)
-    generation = Generation(config, family, layout, device, PhaseTimer(device))
+    timer = PhaseTimer(device)
+    residency = Residency(config.residency, timer, DevicePeaks(device))
+    generation = Generation(config, family, layout, device, timer, residency)
     try:
         generation.load()
         evaluator = Evaluator(config, family, layout, device, generation, out)

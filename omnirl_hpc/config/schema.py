@@ -162,6 +162,8 @@ class RewardConfig:
 
     # by name; each of its class's own type, which derives from RewardPartConfig
     parts: dict[str, Any] = field(default_factory=dict)
+    # sum: of the weighted scores | normalized: each part is normalised in each group of samples first (GDPO)
+    mix: str = "sum"
     max_failed_fraction: float = 0.0  # of a step's samples, over all ranks; more stops the run
 
 

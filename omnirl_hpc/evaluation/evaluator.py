@@ -169,6 +169,7 @@ class Evaluator:
         """Make the engine compute with an adapter; returns its checksum. It is on the device for no longer
         than that.
         """
+        self._generation.wake_engine()
         return deliver_lora(
             self._generation.engine, {name: tensor.to(self._device) for name, tensor in lora.items()}, step
         ).checksum
@@ -226,7 +227,8 @@ class Evaluator:
             "reward": float(valid.mean()),
             "standard_error": float(valid.std() / len(valid) ** 0.5) if len(valid) > 1 else 0.0,
             "parts": {
-                name: float(scores[torch.isfinite(scores)].mean()) for name, scores in scored.parts.items()
+                name: float(scores[torch.isfinite(scores)].mean())
+                for name, scores in (scored.parts | scored.components).items()
             },
             "samples": samples,
         }

@@ -97,7 +97,7 @@ class FamilySpec:
     tokenizer: str = "tokenizer"  # the folder of the one that decides how long a prompt is
     text_width: int | None = None  # of every condition; None: it is padded to one of data.text_lengths
     frame_step: int | None = None  # a video has a multiple of it and one more frames; None: images are made
-    makes: tuple[str, ...] = ("image",)  # image | video | audio: what rewards can be given
+    makes: tuple[str, ...] = ("image",)  # image | video | audio | text: what rewards can be given
 
     @property
     def modules(self) -> tuple[str, ...]:

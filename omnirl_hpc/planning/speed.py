@@ -42,7 +42,7 @@ def step_flops(config: Config, layout: Layout, text_width: int | None = None) ->
     forwards += len(algorithm.policies) - 1  # those of the others have no gradients
     return {
         "rollout": generated * forward,
-        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old_log_prob else 0.0,
+        "old_log_prob": later_updates * points * forward if algorithm.recomputes_old else 0.0,
         "actor": points * (forwards * forward + backward),
     }
 

@@ -2,33 +2,75 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omnirl_hpc.rewards.reward import Reward, RewardBatch
+from omnirl_hpc.config.classes import find_class
+from omnirl_hpc.config.schema import RewardPartConfig
+from omnirl_hpc.rewards.reward import Reward, RewardBatch, ScoresWithComponents
 
-CALLERS = (__file__, str(Path(__file__).with_name("runner.py")))  # in which every traceback begins
+# In which every traceback begins
+CALLERS = tuple(
+    str(Path(__file__).with_name(name)) for name in ("call.py", "processes.py", "threads.py", "device.py")
+)
 
 
 class WrongScores(Exception):
     """What a reward returned is not a number for each sample."""
 
 
-def call_reward(reward: Reward, batch: RewardBatch) -> tuple[list[float], str | None]:
-    """A number for each sample, or no numbers and one sentence about what went wrong.
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one call."""
+
+    scores: list[float]  # [B], which may be infinite or NaN; empty where the call failed
+    components: dict[str, list[float]] = field(default_factory=dict)  # name -> [B]
+    error: str | None = None  # one sentence about what went wrong
+    seconds: float = 0.0
+
+
+def make_reward(settings: RewardPartConfig) -> tuple[Reward | None, str | None]:
+    """The reward that `settings` name, or None and one sentence about why it cannot be made."""
+    try:
+        return find_class("reward", settings.name)(settings), None
+    except BaseException as failure:  # a user's code: it may call exit(), too
+        return None, describe_failure(failure)
+
+
+def call_reward(reward: Reward, batch: RewardBatch) -> Outcome:
+    """A number for each sample, or no numbers and what went wrong.
 
     A failed call is counted, masked out of its groups and reported by the trainer: it is never a score of 0.
     """
+    started = time.perf_counter()
+
+    def spent() -> float:
+        return time.perf_counter() - started
+
     try:
-        return as_scores(reward.score(batch), len(batch.prompts)), None
+        returned, count = reward.score(batch), len(batch.prompts)
+        components = returned.components if isinstance(returned, ScoresWithComponents) else {}
+        scores = returned.scores if isinstance(returned, ScoresWithComponents) else returned
+        if set(components) != set(reward.components):
+            raise WrongScores(
+                f"returned the components {sorted(components)}, not those that its class names: "
+                f"{sorted(reward.components)}"
+            )
+        return Outcome(
+            as_scores(scores, count),
+            {name: as_scores(components[name], count) for name in reward.components},
+            seconds=spent(),
+        )
     except WrongScores as failure:
-        return [], str(failure)
+        return Outcome([], error=str(failure), seconds=spent())
     except (
         BaseException
     ) as failure:  # exit() and a KeyboardInterrupt of the reward's own, too: no end of a run
-        return [], describe_failure(failure)
+        return Outcome([], error=describe_failure(failure), seconds=spent())
 
 
 def as_scores(returned: Any, count: int) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ class ScoredStep:
     groups: Tensor  # [N] int64
     own: Tensor  # [n] int64, the places of this rank's samples, in the order of its batch
     seconds: float  # spent scoring in this rank's workers
+    components: dict[str, Tensor] = field(default_factory=dict)  # "PART/COMPONENT" -> [N] fp64, as `parts`
 
     def weights(self, updates: int) -> Tensor:
         """[N] fp32: 1 / (valid samples of the update) for a valid sample, 0 for one without a reward.
@@ -47,13 +48,20 @@ def gather_scores(scores: dict[str, Scores], batch: Samples, config: RewardConfi
     A sample that one part could not score has no reward: the sum of the others would be on another scale.
     """
     identity = batch.group * 2**32 + batch.sample  # orders by group, then by sample
-    own = torch.tensor([part.values for part in scores.values()], dtype=torch.float64, device=identity.device)
+    details = {
+        f"{name}/{component}": values
+        for name, part in scores.items()
+        for component, values in part.components.items()
+    }
+    rows = [*(part.values for part in scores.values()), *details.values()]
+    own = torch.tensor(rows, dtype=torch.float64, device=identity.device)
     local = torch.cat([identity.double()[None], own])
     everyone = [torch.empty_like(local) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, local)
     together = torch.cat(everyone, dim=1)
     together = together[:, together[0].argsort()]
     identities, parts = together[0].long(), dict(zip(scores, together[1:]))
+    components = dict(zip(details, together[1 + len(scores) :]))
     rewards = sum(config.parts[name].weight * values for name, values in parts.items())
     mask = torch.isfinite(rewards)
     errors = [(name, error) for name, part in scores.items() for error in part.errors]
@@ -70,6 +78,5 @@ def gather_scores(scores: dict[str, Scores], batch: Samples, config: RewardConfi
             + (f"; first failure on this rank: {errors[0][1]}" if errors else "")
         )
     seconds = sum(part.seconds for part in scores.values())
-    return ScoredStep(
-        rewards, parts, mask, identities // 2**32, torch.searchsorted(identities, identity), seconds
-    )
+    own_places = torch.searchsorted(identities, identity)
+    return ScoredStep(rewards, parts, mask, identities // 2**32, own_places, seconds, components)

@@ -45,7 +45,7 @@ class SampleBatch:
     def samples(
         self,
         recording: Recording,
-        media: Media,
+        media: Media | None,
         family: ModelFamily,
         schedules: dict[str, Schedule],
         version: int,

@@ -18,7 +18,8 @@ from omnirl_hpc.pinned import PinnedTensors
 from omnirl_hpc.rollout.batching import micro_batches
 from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples
+from omnirl_hpc.sampling.samples import Condition, Media, Samples
+from omnirl_hpc.sampling.streams import Streams
 
 
 class DiffusersEngine:
@@ -71,7 +72,9 @@ class DiffusersEngine:
         return self._driver.encode(self._pipeline, prompt)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None, media: bool = True
+    ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
         schedules = self._family.schedules(num_steps)
@@ -80,9 +83,12 @@ class DiffusersEngine:
             inputs = DenoisingInputs(batch.initial, *batch.stacked_conditions(), self._guidance, num_steps)
             self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
-            with self._timer.phase("decode"):
-                media = self._family.decode(self._pipeline, recording.final).on_host()
-            yield batch.samples(recording, media, self._family, schedules, self._version)[:count]
+            decoded = self._decode(recording.final) if media else None
+            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+
+    def _decode(self, latents: Streams) -> Media:
+        with self._timer.phase("decode"):
+            return self._family.decode(self._pipeline, latents).on_host()
 
     @torch.no_grad()
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:

@@ -46,10 +46,12 @@ class RolloutEngine(Protocol):
     def encode(self, prompt: Prompt) -> Condition:
         """What the model reads of one prompt, unpadded."""
 
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None, media: bool = True
+    ) -> Iterator[Samples]:
         """The samples of each micro-batch as soon as they are made, in the order of the requests.
 
-        num_steps: denoising steps, where they are not those of training.
+        num_steps: denoising steps, where they are not those of training. media: whether latents are decoded.
         """
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:

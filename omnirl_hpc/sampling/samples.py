@@ -91,6 +91,7 @@ class Media(Batched):
     audio: Tensor | None = None  # [B, channels, T] fp32 in [-1, 1]
     fps: float = 0.0  # frames a second; 0: images
     sample_rate: int = 0  # of the sound, in Hz
+    text: list[str] | None = None  # what the model wrote
 
     def on_host(self) -> Media:
         """A copy: what an engine decodes may be a tensor of inference mode, or one that it uses again."""
@@ -121,7 +122,7 @@ class Samples(Batched):
     clean: Streams  # [B, …] fp32, the latents at sigma = 0
     version: Tensor  # [B] int64, of the policy that made them
     noise_hash: Tensor  # [B] int64, of a sample's initial and transition noise
-    media: Media | None = None
+    media: Media | None = None  # None: nobody was to look at them
     trajectory: Trajectory | None = None  # None: only the end is known
 
     def __len__(self) -> int:

@@ -25,6 +25,11 @@ def window_size(sampling: SamplingConfig) -> int:
     return _last(sampling) - window.first if window.size is None else window.size
 
 
+def trained_steps(sampling: SamplingConfig) -> range:
+    """The steps that a window may hold."""
+    return range(sampling.window.first, _last(sampling))
+
+
 def _last(sampling: SamplingConfig) -> int:
     last = sampling.window.last
     return sampling.num_inference_steps - 1 if last is None else last

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from omnirl_hpc.metrics.hashes import StepHashes
     from omnirl_hpc.metrics.phases import PhaseTimer
     from omnirl_hpc.models.family import ModelFamily
+    from omnirl_hpc.residency import Residency
     from omnirl_hpc.run_directory import RunDirectory
     from omnirl_hpc.sources.generation import Generation, NoGeneration
     from omnirl_hpc.sources.source import Source
@@ -26,6 +27,7 @@ def make_generation(
     device: torch.device,
     algorithm: Algorithm,
     timer: PhaseTimer,
+    residency: Residency,
 ) -> Generation | NoGeneration:
     """The engine and the rewards, where anything is ever generated."""
     from omnirl_hpc.sources.generation import Generation, NoGeneration
@@ -33,7 +35,7 @@ def make_generation(
     if algorithm.source == PREFERENCES and not config.evaluation.every:
         return NoGeneration()
 
-    return Generation(config, family, layout, device, timer)
+    return Generation(config, family, layout, device, timer, residency)
 
 
 def make_source(
@@ -46,12 +48,13 @@ def make_source(
     timer: PhaseTimer,
     hashes: StepHashes,
     run: RunDirectory,
+    residency: Residency,
 ) -> Source:
     """The source that an algorithm asks for."""
     if algorithm.source == PREFERENCES:
         from omnirl_hpc.sources.preferences import PreferenceSource
 
-        return PreferenceSource(config, family, layout, device, timer, hashes)
+        return PreferenceSource(config, family, layout, device, timer, hashes, residency)
     from omnirl_hpc.sources.rollout import RolloutSource
 
     generates = cast("Generation", generation)

@@ -15,7 +15,7 @@ from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.hashes import StepHashes
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.family import ModelFamily
-from omnirl_hpc.residency import Tenant
+from omnirl_hpc.residency import ROLLOUT, Residency
 from omnirl_hpc.rollout.conditions import ConditionCache
 from omnirl_hpc.sampling.samples import SampleIdentity
 from omnirl_hpc.sampling.streams import Streams
@@ -34,6 +34,7 @@ class PreferenceSource:
         device: torch.device,
         timer: PhaseTimer,
         hashes: StepHashes,
+        residency: Residency,
     ) -> None:
         self._config, self._family, self._layout, self._device = config, family, layout, device
         self._timer, self._hashes = timer, hashes
@@ -42,7 +43,7 @@ class PreferenceSource:
         self._cursor = TableCursor(config.data.prompts, self._sampler)
         self._encoders = Encoders(family, getattr(torch, config.rollout.dtype), device)
         self._condition = ConditionCache(self._encoders.condition, config.rollout.embedding_cache_size)
-        self.tenants: list[Tenant] = [self._encoders]
+        residency.add(ROLLOUT, self._encoders)
         self.schedules = family.schedules(config.sampling.num_inference_steps)
         self.samples_per_step = 2 * config.data.prompts_per_step
 

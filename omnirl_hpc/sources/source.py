@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from omnirl_hpc.algorithms.units import Batch
 from omnirl_hpc.data.sampler import GroupSampler
 from omnirl_hpc.errors import ConfigError
-from omnirl_hpc.residency import Tenant
 from omnirl_hpc.sampling.schedule import Schedule
 
 
@@ -26,7 +25,6 @@ class StepInput:
 class Source(Protocol):
     """Gives a step its units. Every method but `state_dict` is collective."""
 
-    tenants: list[Tenant]  # that need the device for `next`, beside those of the generation
     schedules: dict[str, Schedule]  # of each stream, as training uses them
     samples_per_step: int  # of all ranks
 

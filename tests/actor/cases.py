@@ -146,7 +146,7 @@ def plain_gradients(config: Config, points: list[TrainingPoint]) -> dict[str, Te
         velocities = {CURRENT: velocity(transformer)}
         if REFERENCE in algorithm.policies:
             velocities[REFERENCE] = map_streams(Tensor.detach, velocity(bare))
-        old = algorithm.log_prob(point, velocities[CURRENT]).detach()
+        old = algorithm.observe(point, map_streams(Tensor.detach, velocities[CURRENT]))
         algorithm.loss(algorithm.with_old(point, old), velocities).loss.backward()
     trained = (
         lora_parameters(transformer) if config.actor.train == "lora" else dict(transformer.named_parameters())

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from omnirl_hpc.actor.fsdp import FSDPActor
-from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old_log_probs
+from omnirl_hpc.actor.update import accumulate_gradients, apply_gradients, recompute_old
 from omnirl_hpc.algorithms import FlowGRPO
 from omnirl_hpc.config.schema import Config
 from omnirl_hpc.errors import NonFiniteError
@@ -134,7 +134,7 @@ def test_an_update_makes_better_samples_likelier(configured):
     config = configured("actor.optimizer.lr=1e-3", "algorithm.clip_range=0.2")
     actor, algorithm, metrics = make_actor(config), FlowGRPO(config), Accumulator(torch.device("cpu"))
     points = make_points(config, ALL, micro_batch=2)
-    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
+    old = recompute_old(actor, algorithm, points, metrics, go_on)
     accumulate_gradients(actor, algorithm, points, metrics, go_on, first=True)
     apply_gradients(actor, metrics)
     reported = metrics.reduce()
@@ -143,7 +143,7 @@ def test_an_update_makes_better_samples_likelier(configured):
     gain = 0.0
     with torch.no_grad():
         for point, before in zip(points, old):
-            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - before
+            change = algorithm.log_prob(point, actor.velocity(point, CURRENT)) - before.log_prob
             gain += float((point.weights * point.advantages * change).sum())
     assert gain > 1e-6
 

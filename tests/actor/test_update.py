@@ -14,7 +14,7 @@ from omnirl_hpc.actor.update import (
     accumulate_gradients,
     apply_gradients,
     check_gap,
-    recompute_old_log_probs,
+    recompute_old,
 )
 from omnirl_hpc.algorithms.algorithm import (
     Algorithm,
@@ -55,7 +55,7 @@ class Point(LikelihoodPoint):
 class SumOfVelocity(LikelihoodAlgorithm):
     """log p = the velocity's sum; loss = - sum of weights x advantages x (log p - log p of the reference)."""
 
-    recomputes_old_log_prob = True
+    recomputes_old = True
     points_per_unit = 1
 
     def __init__(self, *policies: str) -> None:
@@ -158,7 +158,7 @@ def test_first_update_measures_the_gap_to_the_rollout(points, metrics):
 
 def test_an_algorithm_that_trusts_the_engine_sees_its_log_probs(points, metrics):
     algorithm = SumOfVelocity(CURRENT)
-    algorithm.recomputes_old_log_prob = False
+    algorithm.recomputes_old = False
     update(OneNumber(3.0), algorithm, points, metrics, first=True)
     assert [old.tolist() for old in algorithm.seen] == [[3.0, 6.0], [12.5, 15.0]]
     assert metrics.reduce()[LARGEST_GAP] == 0.5
@@ -167,9 +167,9 @@ def test_an_algorithm_that_trusts_the_engine_sees_its_log_probs(points, metrics)
 def test_later_updates_see_what_the_actor_computed_before_the_first(points, metrics):
     """And the points that they were computed of are as they were: they are made again."""
     actor, algorithm = OneNumber(3.0), SumOfVelocity(CURRENT)
-    old = recompute_old_log_probs(actor, algorithm, points, metrics, go_on)
-    assert [log_prob.tolist() for log_prob in old] == [[3.0, 6.0], [12.0, 15.0]]
-    assert not any(log_prob.requires_grad for log_prob in old)
+    old = recompute_old(actor, algorithm, points, metrics, go_on)
+    assert [o.log_prob.tolist() for o in old] == [[3.0, 6.0], [12.0, 15.0]]
+    assert not any(o.log_prob.requires_grad for o in old)
     assert actor.calls == [(CURRENT, False)] * 2
     assert metrics.reduce() == {LARGEST_GAP: 0.5, MEAN_GAP: 0.5 / 4}
     assert [p.old_log_prob.tolist() for p in points] == [[3.0, 6.0], [12.5, 15.0]]
@@ -225,5 +225,5 @@ def test_a_stop_is_asked_for_before_every_point(points, metrics):
     assert len(actor.calls) == 1
     asked.clear()
     with pytest.raises(InterruptedError):
-        recompute_old_log_probs(actor, SumOfVelocity(CURRENT), points, metrics, stop_at_the_second)
+        recompute_old(actor, SumOfVelocity(CURRENT), points, metrics, stop_at_the_second)
     assert len(actor.calls) == 2

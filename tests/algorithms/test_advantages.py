@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirl_hpc.algorithms.advantages import advantages, zero_std_groups
+from omnirl_hpc.algorithms.advantages import advantages, normalized_mix, zero_std_groups
 
 REWARDS, GROUPS = torch.tensor([1.0, 3.0, 0.0, 2.0]), torch.tensor([0, 0, 1, 1])  # group means 2 and 1
 
@@ -101,3 +101,35 @@ def test_zero_std_groups_counts_groups_that_teach_nothing():
     rewards = torch.tensor([0.1, 0.1, 1.0, 2.0, math.nan, math.nan, 3.0, math.nan])
     groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     assert zero_std_groups(rewards, groups, torch.isfinite(rewards)) == 3  # all but group 1
+
+
+def test_leave_one_out_compares_with_the_others():
+    # 1 against (2 + 6) / 2, 2 against (1 + 6) / 2, 6 against (1 + 2) / 2; 4 against 8
+    rewards, groups = torch.tensor([1.0, 4.0, 2.0, 8.0, 6.0]), torch.tensor([7, 5, 7, 5, 7])
+    assert advantages(rewards, groups, std=None, leave_one_out=True).tolist() == [-3, -4, -1.5, 4, 4.5]
+    masked = torch.tensor([True, True, True, True, False])  # 6 has no valid reward: 1 against 2
+    got = advantages(rewards, groups, std=None, mask=masked, leave_one_out=True)
+    assert got.tolist() == [-1, -4, 1, 4, 0]
+
+
+def test_parts_are_normalised_before_they_are_mixed():
+    """Two groups of three; by hand: (score - mean) / (unbiased deviation + 1e-4), weighted and added."""
+    parts = {
+        "large": torch.tensor([100.0, 300.0, 200.0, 5.0, 5.0, 5.0], dtype=torch.float64),
+        "small": torch.tensor([0.1, 0.1, 0.4, 0.0, 1.0, math.nan], dtype=torch.float64),
+    }
+    groups, mask = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True] * 5 + [False])
+    got = normalized_mix(parts, {"large": 1.0, "small": 2.0}, groups, mask)
+    # group 0: 100, 300, 200 have deviation 100; .1, .1, .4 mean .2, squares .01 + .01 + .04, deviation
+    # sqrt(.03). Group 1: equal scores say nothing; 0 and 1 have mean .5, deviation sqrt(.5).
+    large, small, last = 100 / 100.0001, 0.1 / (math.sqrt(0.03) + 1e-4), 0.5 / (math.sqrt(0.5) + 1e-4)
+    expected = [-large - 2 * small, large - 2 * small, 4 * small, -2 * last, 2 * last]
+    assert got[:5].tolist() == pytest.approx(expected, abs=1e-6) and math.isnan(float(got[5]))
+
+
+def test_equal_parts_of_a_group_say_exactly_nothing():
+    parts = {"a": torch.full((4,), 0.1), "b": torch.tensor([1 / 3, 1 / 3, 0.0, 1.0])}
+    got = normalized_mix(
+        parts, {"a": 1.0, "b": 1.0}, torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)
+    )
+    assert got[:2].tolist() == [0.0, 0.0] and got[2] < 0 < got[3]

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from omnirl_hpc.algorithms.algorithm import weighted_sum
-from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, TransitionPoint, gaussian_kl
+from omnirl_hpc.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
+from omnirl_hpc.algorithms.trajectory import TransitionPoint, gaussian_kl
 from omnirl_hpc.algorithms.units import Batch
-from omnirl_hpc.config.schema import Config, SamplingConfig
+from omnirl_hpc.config.schema import Config, SamplingConfig, WindowConfig
 from omnirl_hpc.errors import ConfigError
 from omnirl_hpc.policies import CURRENT, REFERENCE
 from omnirl_hpc.sampling import transition
 from omnirl_hpc.sampling.samples import SampleIdentity, Samples, Trajectory
+from omnirl_hpc.sampling.schedule import Schedule
 from omnirl_hpc.sampling.streams import LATENTS, Streams
 
 SHAPE = (3, 2)  # tokens, channels
@@ -146,6 +148,34 @@ def test_kl_term_is_the_kl_of_the_two_transitions(kind):
     assert float(output.loss) == pytest.approx(0.3 * float(analytic.mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "factor"), [("sde", 0.2), ("cps", 1.0), ("dance", 1.0)])
+def test_the_codes_kl_leaves_the_step_size_of_an_sde_out(kind, factor):
+    """Whose variance is s^2 in place of s^2 |dt|, here with |dt| = 0.8 - 0.6."""
+    values = []
+    for scale in ("paper", "code"):
+        algorithm = make(kind, kl_coef=0.3, kl_scale=scale)
+        made, velocity = point([1.0, 1.0], [0.0, 0.0], [0.5, 0.5], algorithm)
+        reference = velocity + normal(2, *SHAPE, seed=5)
+        values.append(float(algorithm.loss(made, {CURRENT: one(velocity), REFERENCE: one(reference)}).loss))
+    assert values[1] == pytest.approx(factor * values[0], rel=1e-5)
+
+
+def test_a_kl_coefficient_from_elsewhere_is_remarked_on():
+    """Steps 0 to 2 may be trained, of sizes 0.1, 0.3 and 0.2."""
+    schedule = Schedule(torch.tensor([1.0, 0.9, 0.6, 0.4, 0.0]), torch.zeros(4))
+
+    def remarks(kind: str = "sde", **settings) -> list[str]:
+        window = WindowConfig(size=2, first=0, last=3)
+        sampling = SamplingConfig(num_inference_steps=4, transition=kind, noise_level=0.7, window=window)
+        algorithm = FlowGRPO(Config(sampling=sampling, algorithm=FlowGRPOConfig(clip_range=0.1, **settings)))
+        said = algorithm.remarks({LATENTS: schedule}, {LATENTS: (4, 4)})
+        return [text for text in said if "kl_coef" in text]
+
+    (text,) = remarks(kl_coef=0.04)
+    assert "algorithm.kl_coef=0.04" in text and "acts 3.33 to 10 times" in text and "kl_scale=code" in text
+    assert not remarks() and not remarks(kl_coef=0.04, kl_scale="code") and not remarks("cps", kl_coef=0.04)
+
+
 def test_kl_of_two_gaussians_by_hand():
     # (0.5)^2 / (2 x 0.25^2) = 2 in each of two dimensions
     assert gaussian_kl(
@@ -164,8 +194,8 @@ def test_the_reference_gets_no_gradient():
 
 def test_without_a_kl_coefficient_no_reference_is_needed():
     assert make(kl_coef=0.0).policies == (CURRENT,)
-    assert make(old_log_prob="recompute").recomputes_old_log_prob
-    assert not make(old_log_prob="rollout").recomputes_old_log_prob
+    assert make(old_log_prob="recompute").recomputes_old
+    assert not make(old_log_prob="rollout").recomputes_old
 
 
 def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
@@ -179,6 +209,7 @@ def test_a_gap_above_the_clip_range_matters_where_the_engine_is_trusted():
         ("clip_range", 0.0, "must be greater than 0"),
         ("advantage_clip", 0.0, "must be greater than 0"),
         ("kl_coef", -0.1, "must not be negative"),
+        ("kl_scale", "peer", "one of: paper, code"),
         ("old_log_prob", "engine", "one of: recompute, rollout"),
         ("advantage_std", "global", "one of: batch, group, null"),
     ],
@@ -194,7 +225,7 @@ def test_the_ratio_is_to_the_actors_log_probs_or_to_the_trusted_ones(old):
     algorithm = make(old_log_prob=old)
     made, velocity = point([1.0, 1.1], [1.0, 1.0], [0.5, 0.5], algorithm)
     before, log_prob = made.old_log_prob.clone(), algorithm.log_prob(made, one(velocity))
-    seen = algorithm.with_old(made, log_prob).old_log_prob
+    seen = algorithm.with_old(made, algorithm.observe(made, one(velocity))).old_log_prob
     assert torch.equal(seen, log_prob if old == "recompute" else before)
     assert torch.equal(made.old_log_prob, before)
 

@@ -39,7 +39,10 @@ def test_the_one_that_is_delivered_is_on_the_device(monkeypatch):
     receipt = SimpleNamespace(checksum="0")
     monkeypatch.setattr(module, "deliver_lora", lambda engine, lora, step: delivered.append(lora) or receipt)
     evaluator = Evaluator.__new__(Evaluator)
-    evaluator._device, evaluator._generation = torch.device("meta"), SimpleNamespace(engine=None)
+    evaluator._device, evaluator._generation = (
+        torch.device("meta"),
+        SimpleNamespace(engine=None, wake_engine=lambda: None),
+    )
     assert evaluator._deliver({"a": torch.ones(2, 3)}, 1) == "0"
     assert [tensor.device.type for lora in delivered for tensor in lora.values()] == ["meta"]
 

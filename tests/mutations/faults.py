@@ -362,7 +362,7 @@ FAULTS = (
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "weights=batch.weights / steps",
         "weights=batch.weights",
         "tests/algorithms/test_flow_grpo.py",
@@ -374,7 +374,7 @@ FAULTS = (
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "mask=mask).clamp(-clip, clip)",
         "mask=mask)",
         "tests/algorithms/test_flow_grpo.py",
@@ -386,7 +386,7 @@ FAULTS = (
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "self.settings.kl_coef * weighted_sum",
         "weighted_sum",
         "tests/algorithms/test_flow_grpo.py",
@@ -404,25 +404,25 @@ FAULTS = (
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "sigma_max=made.sigma_max",
         "sigma_max=_at(made.sigmas, 0)",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "\n                old_log_prob=made.log_probs[:, i]",
         "\n                old_log_prob=made.log_probs[:, 0]",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "(2 * std**2)",
         "(2 * std)",
         "tests/algorithms/test_flow_grpo.py",
     ),
     Fault(
-        "omnirl_hpc/algorithms/flow_grpo.py",
+        "omnirl_hpc/algorithms/trajectory.py",
         "std=self.settings.advantage_std",
         "std=None",
         "tests/algorithms/test_flow_grpo.py",
@@ -968,9 +968,15 @@ FAULTS = (
     ),
     Fault(
         "omnirl_hpc/rewards/runner.py",
-        "[score if math.isfinite(score) else math.nan for score in scores]",
-        "[score if math.isfinite(score) else 0.0 for score in scores]",
-        "tests/rewards/test_runner.py",
+        "[score if math.isfinite(score) else math.nan for score in scores or [math.nan] * count]",
+        "[score if math.isfinite(score) else 0.0 for score in scores or [math.nan] * count]",
+        "tests/rewards/test_processes.py",
+    ),
+    Fault(
+        "omnirl_hpc/rewards/gather.py",
+        "dict(zip(details, together[1 + len(scores) :]))",
+        "dict(zip(details, together[1:]))",
+        "tests/rewards/test_gather.py",
     ),
     Fault(
         "omnirl_hpc/pinned.py",

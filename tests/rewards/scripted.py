@@ -78,3 +78,37 @@ class Fixed(Reward):
 
     def score(self, batch: RewardBatch) -> list:
         return [self.settings.value] * len(batch.prompts)
+
+
+class MeetsAnother(Scripted):
+    """For two workers in one process: each call waits for another one."""
+
+    both = threading.Barrier(2, timeout=30)
+
+    def score(self, batch: RewardBatch) -> list:
+        self.both.wait()
+        return [1.0] * len(batch.prompts)
+
+
+class ZeroesItsLatents(Scripted):
+    needs = ("latents",)
+    runs_in = "thread"
+
+    def score(self, batch: RewardBatch) -> list:
+        assert batch.frames is None and batch.audio is None
+        for latents in batch.latents.values():
+            latents[:] = 0
+        return [0.0] * len(batch.prompts)
+
+
+class NowhereToBe(Scripted):
+    runs_in = "cloud"
+
+
+class WithoutModules(Scripted):
+    runs_in = "device"
+
+
+class OnDevice(WithoutModules):
+    def modules(self) -> list:
+        return []

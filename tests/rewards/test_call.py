@@ -19,7 +19,7 @@ import omnirl_hpc
 from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.rewards.call import call_reward
-from omnirl_hpc.rewards.reward import Reward, RewardBatch
+from omnirl_hpc.rewards.reward import Reward, RewardBatch, ScoresWithComponents
 
 BATCH = RewardBatch(np.zeros((2, 1, 4, 4, 3), np.uint8), [Prompt("0", "a"), Prompt("1", "b")])
 
@@ -61,9 +61,9 @@ class Silent(Exception):
     ],
 )
 def test_every_way_to_end_is_a_failed_call(action, said):
-    scores, error = call_reward(Does(action), BATCH)
-    assert scores == [] and error.startswith(said) and "\n" not in error
-    assert "(test_call.py, line " in error  # not the line of a library, and not ours
+    outcome = call_reward(Does(action), BATCH)
+    assert outcome.scores == [] and outcome.error.startswith(said) and "\n" not in outcome.error
+    assert "(test_call.py, line " in outcome.error  # not the line of a library, and not ours
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,8 @@ def test_every_way_to_end_is_a_failed_call(action, said):
     ],
 )
 def test_what_is_no_list_of_numbers_is_a_failed_call(returned, said):
-    assert call_reward(Does(lambda: returned), BATCH) == ([], said)
+    outcome = call_reward(Does(lambda: returned), BATCH)
+    assert (outcome.scores, outcome.error) == ([], said)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +111,43 @@ def test_what_is_no_list_of_numbers_is_a_failed_call(returned, said):
     ids=lambda value: type(value).__name__,
 )
 def test_lists_of_numbers_of_every_kind(returned):
-    scores, error = call_reward(Does(lambda: returned), BATCH)
-    assert error is None and scores == [0.0, 1.0] and all(type(score) is float for score in scores)
+    outcome = call_reward(Does(lambda: returned), BATCH)
+    assert outcome.error is None and outcome.scores == [0.0, 1.0]
+    assert all(type(score) is float for score in outcome.scores)
 
 
 def test_a_sample_alone_may_have_no_score():
-    scores, error = call_reward(Does(lambda: [math.nan, 0.5]), BATCH)
-    assert error is None and math.isnan(scores[0]) and scores[1] == 0.5
+    outcome = call_reward(Does(lambda: [math.nan, 0.5]), BATCH)
+    assert outcome.error is None and math.isnan(outcome.scores[0]) and outcome.scores[1] == 0.5
+
+
+class InTwo(Does):
+    components = ("red", "blue")
+
+
+def test_components_come_beside_the_scores():
+    both = {"blue": np.array([3.0, 4.0]), "red": [1, 2]}
+    outcome = call_reward(InTwo(lambda: ScoresWithComponents([4, 6], both)), BATCH)
+    assert outcome.scores == [4, 6] and outcome.components == {"red": [1, 2], "blue": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([1, 2], "returned the components [], not those that its class names: ['blue', 'red']"),
+        (
+            ScoresWithComponents([1, 2], {"red": [1, 2], "green": [1, 2]}),
+            "returned the components ['green', 'red'], not those that its class names: ['blue', 'red']",
+        ),
+        (
+            ScoresWithComponents([1, 2], {"red": [1, 2], "blue": [1]}),
+            "returned 1 scores for 2 samples",
+        ),
+    ],
+)
+def test_components_are_those_that_the_class_names(returned, said):
+    outcome = call_reward(InTwo(lambda: returned), BATCH)
+    assert (outcome.scores, outcome.components, outcome.error) == ([], {}, said)
 
 
 def test_a_module_that_leaves_the_program_when_imported_is_a_sentence(tmp_path):

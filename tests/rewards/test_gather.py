@@ -66,6 +66,16 @@ def test_a_sample_that_one_part_could_not_score_has_no_reward_but_keeps_its_othe
     assert made.parts["size"][1] == 2.0
 
 
+def test_components_are_gathered_beside_the_parts_and_count_nothing():
+    batch = SimpleNamespace(group=torch.tensor([1, 0, 1, 0]), sample=torch.tensor([0, 1, 1, 0]))
+    scores = Scores([0.1, 0.2, 0.3, 0.4], 0.0, [], {"red": [1.0, 2.0, NAN, 4.0]})
+    with one_rank_group():
+        made = gather_scores({"text": scores}, batch, RewardConfig({"text": RewardPartConfig(weight=2.0)}))
+    assert made.rewards.tolist() == pytest.approx([0.8, 0.4, 0.2, 0.6]) and made.mask.all()
+    assert list(made.components) == ["text/red"] and list(made.parts) == ["text"]
+    assert made.components["text/red"].tolist() == pytest.approx([4, 2, 1, NAN], nan_ok=True)
+
+
 def test_too_many_failures_name_every_part_that_failed():
     with pytest.raises(RewardError) as error:
         gathered(allowed=0.5, text=[0.1, NAN, 0.3, 0.4], size=[NAN, 2.0, NAN, 4.0])

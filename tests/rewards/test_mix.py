@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 
-import numpy as np
 import pytest
+import torch
 
 from omnirl_hpc.config.schema import RewardConfig, RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.rewards.mix import RewardMix
 from omnirl_hpc.rewards.reward import RewardBatch
+from tests.helpers import CPU
 from tests.rewards.scripted import FixedConfig
 
 PARTS = {
@@ -21,13 +22,15 @@ PARTS = {
 
 @pytest.fixture
 def mix():
-    mix = RewardMix(RewardConfig(PARTS))
+    mix = RewardMix(RewardConfig(PARTS), CPU)
     yield mix
     mix.close()
 
 
 def batch(order: str) -> RewardBatch:
-    return RewardBatch(np.zeros((2, 1, 4, 4, 3), np.uint8), [Prompt(str(i), order) for i in range(2)])
+    return RewardBatch(
+        torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), [Prompt(str(i), order) for i in range(2)]
+    )
 
 
 def test_every_part_scores_every_sample_with_its_own_settings(mix):
@@ -49,7 +52,7 @@ def test_a_part_that_fails_leaves_the_others(mix):
 
 def test_close_ends_all_workers():
     others = set(multiprocessing.active_children())  # of tests before this one
-    mix = RewardMix(RewardConfig(PARTS))
+    mix = RewardMix(RewardConfig(PARTS), CPU)
     mix.submit(batch("1 2"))
     mix.collect()
     workers = set(multiprocessing.active_children()) - others

@@ -120,12 +120,11 @@ def main() -> None:
     rank = str(find_identity().rank)
     wanted = [order.split(":") for order in orders if ":" in order]
     mine = [(action, place, int(step)) for action, place, step, who in wanted if who in (rank, "all")]
-    run_dir = next(Path(a.removeprefix("run_dir=")) for a in arguments if a.startswith("run_dir="))
     train = command.train
 
-    def faulty_train(*given):  # torch is imported only here: everything before runs as it always does
-        patch(Faults(mine, run_dir), orders)
-        train(*given)
+    def faulty_train(loaded, *given):  # torch is imported only here: everything before runs as it always does
+        patch(Faults(mine, Path(loaded.config.run_dir)), orders)
+        train(loaded, *given)
 
     command.train = faulty_train
     program(arguments)

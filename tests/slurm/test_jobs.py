@@ -62,7 +62,7 @@ def test_pmix_gives_the_same_run_on_another_port_than_one_that_is_taken(cluster,
         cluster.call("scontrol", "release", job.number)
         assert job.wait() == 0, job.output()
     assert "│ launcher    │ srun " in job.output()
-    assert f"  MASTER_PORT  {port + 1}\n" in job.output()
+    assert re.search(rf"^  MASTER_PORT +{port + 1}$", job.output(), re.MULTILINE), job.output()
     assert_same_run(tmp_path / "run", reference)
 
 

@@ -13,8 +13,10 @@ from omnirl_hpc.data.preferences import PreferenceTable, SampleFile
 from omnirl_hpc.errors import ConfigError, DataError
 from omnirl_hpc.layout import Layout
 from omnirl_hpc.metrics.hashes import StepHashes
+from omnirl_hpc.metrics.memory import DevicePeaks
 from omnirl_hpc.metrics.phases import PhaseTimer
 from omnirl_hpc.models.qwen_image.family import QwenImage
+from omnirl_hpc.residency import Residency
 from omnirl_hpc.sampling.samples import Media
 from omnirl_hpc.sampling.streams import LATENTS
 from omnirl_hpc.sources.encoders import Encoders
@@ -35,7 +37,9 @@ def config(tiny_model, tiny_prompts, tmp_path_factory):
 
 def source(config, layout: Layout = ALONE) -> PreferenceSource:
     hashes = StepHashes(None, layout.rank, enabled=False)
-    return PreferenceSource(config, QwenImage(config.model), layout, CPU, PhaseTimer(CPU), hashes)
+    timer = PhaseTimer(CPU)
+    residency = Residency("resident", timer, DevicePeaks(CPU))
+    return PreferenceSource(config, QwenImage(config.model), layout, CPU, timer, hashes, residency)
 
 
 def test_the_latents_of_the_table_and_the_encoders_conditions(config):

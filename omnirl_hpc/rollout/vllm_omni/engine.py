@@ -25,7 +25,8 @@ from omnirl_hpc.rollout.engine import Receipt, SampleRequest
 from omnirl_hpc.rollout.vllm_omni.importing import import_vllm_omni
 from omnirl_hpc.rollout.vllm_omni.sleep import SleepingWeights
 from omnirl_hpc.sampling.recorder import Recorder
-from omnirl_hpc.sampling.samples import Condition, Samples
+from omnirl_hpc.sampling.samples import Condition, Media, Samples
+from omnirl_hpc.sampling.streams import Streams
 
 if TYPE_CHECKING:  # imports vllm
     from omnirl_hpc.rollout.vllm_omni.lora import EngineLora
@@ -89,7 +90,9 @@ class VllmOmniEngine:
             for name, tensor in condition.items()
         }
 
-    def generate(self, requests: Sequence[SampleRequest], num_steps: int | None = None) -> Iterator[Samples]:
+    def generate(
+        self, requests: Sequence[SampleRequest], num_steps: int | None = None, media: bool = True
+    ) -> Iterator[Samples]:
         self._require_awake()
         num_steps = num_steps or self._config.sampling.num_inference_steps
         schedules = self._family.schedules(num_steps)
@@ -103,9 +106,14 @@ class VllmOmniEngine:
                 )
                 self._driver.denoise(self._pipeline, inputs)
             recording = self._recorder.finish()
-            with self._timer.phase("decode"), self._forward_context():
-                media = self._family.decode(self._pipeline, recording.final)
-            yield batch.samples(recording, media.on_host(), self._family, schedules, self._version)[:count]
+            decoded = self._decode(recording.final) if media else None
+            yield batch.samples(recording, decoded, self._family, schedules, self._version)[:count]
+
+    def _decode(self, latents: Streams) -> Media:
+        with self._timer.phase("decode"):
+            with self._forward_context():
+                media = self._family.decode(self._pipeline, latents)
+            return media.on_host()
 
     def load_lora(self, state: dict[str, Tensor], version: int) -> Receipt:
         self._require_awake()

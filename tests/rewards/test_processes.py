@@ -1,4 +1,4 @@
-"""The reward runner with rewards that score, fail, hang and die."""
+"""Worker processes with rewards that score, fail, hang and die."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from omnirl_hpc.config.schema import RewardPartConfig
 from omnirl_hpc.data.prompts import Prompt
 from omnirl_hpc.errors import RewardError
+from omnirl_hpc.rewards.processes import ProcessRunner, _exit_code
 from omnirl_hpc.rewards.reward import RewardBatch
-from omnirl_hpc.rewards.runner import RewardRunner, _exit_code
 
 
 def batch(order: str, size: int = 2) -> RewardBatch:
@@ -25,10 +25,10 @@ def batch(order: str, size: int = 2) -> RewardBatch:
 def make_runner():
     runners = []
 
-    def make(reward="Scripted", workers: int = 1, seconds: float = 120.0) -> RewardRunner:
+    def make(reward="Scripted", workers: int = 1, seconds: float = 120.0) -> ProcessRunner:
         name = f"tests.rewards.scripted:{reward}"
         runners.append(
-            RewardRunner("scripted", RewardPartConfig(name, workers=workers, timeout_seconds=seconds))
+            ProcessRunner("scripted", RewardPartConfig(name, workers=workers, timeout_seconds=seconds))
         )
         return runners[-1]
 
@@ -40,7 +40,7 @@ def make_runner():
 @pytest.fixture(scope="module")
 def runner():
     """One runner for the tests that leave its worker alive."""
-    runner = RewardRunner(
+    runner = ProcessRunner(
         "scripted", RewardPartConfig("tests.rewards.scripted:Scripted", timeout_seconds=60.0)
     )
     yield runner
