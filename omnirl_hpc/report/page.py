@@ -247,9 +247,10 @@ def inline_video(path: Path, pixels: int) -> str | None:
         return None
     try:
         with Image.open(path) as file:
-            step = -(-file.n_frames // VIDEO_FRAMES)
+            count = getattr(file, "n_frames", 1)
+            step = -(-count // VIDEO_FRAMES)
             frames = []
-            for number in range(0, file.n_frames, step):
+            for number in range(0, count, step):
                 file.seek(number)
                 frames.append(resized(file.convert("RGB"), pixels, enlarge=True))
             duration = step * file.info["duration"]  # milliseconds of a frame
