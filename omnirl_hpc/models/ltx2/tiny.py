@@ -1,4 +1,4 @@
-"""A tiny LTX-2.3 with random weights, in the layout on disk of the real one: 2 MB, no network."""
+"""A tiny LTX-2.3 with random weights, in the layout on disk of the real one: 4 MB, no network."""
 
 from __future__ import annotations
 
