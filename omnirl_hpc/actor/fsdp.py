@@ -71,7 +71,10 @@ class FSDPActor:
         averaged = () if config.actor.ema_decay is None else (EMA,)
         models = {policy: path for policy, path in (given or {}).items() if is_checkpoint(path)}
         self._models = {
-            policy: self._frozen_model(Path(path), mesh, device) for policy, path in models.items()
+            policy: {
+                name: self._frozen_model(Path(path) / name, mesh, device) for name in family.spec.experts
+            }
+            for policy, path in models.items()
         }
         wanted = dict.fromkeys((*policies, *averaged))
         stored = [p for p in wanted if p not in (CURRENT, REFERENCE, *self._models)]
@@ -84,7 +87,7 @@ class FSDPActor:
             *self._stored.values(),
         ]
         self._pinned.add((local(t) for tensors in changing for t in tensors.values()), frozen=False)
-        for network in (*self._networks.values(), *self._models.values()):
+        for network in self._all_networks():
             self._pinned.add((local(t) for t in [*network.parameters(), *network.buffers()]), frozen=True)
         self._kept_scheduler = self._scheduler.state_dict()
         self._updates_on_host = self.updates  # of which the host has the outcome
@@ -123,10 +126,10 @@ class FSDPActor:
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         self._require_awake()
-        dtype, network = getattr(torch, self._config.actor.dtype), self._network_of(point)
+        dtype, network = getattr(torch, self._config.actor.dtype), self._network_of(point, policy)
         with self._under(policy):
             return self._family.velocity(
-                self._models.get(policy, network),
+                network,
                 point.latents,
                 point.timesteps,
                 _in_dtype(point.conditions, dtype),
@@ -135,12 +138,15 @@ class FSDPActor:
                 self._numerics,
             )
 
-    def _network_of(self, point: TrainingPoint) -> nn.Module:
+    def _all_networks(self) -> list[nn.Module]:
+        return [n for networks in (self._networks, *self._models.values()) for n in networks.values()]
+
+    def _network_of(self, point: TrainingPoint, policy: str) -> nn.Module:
         """The one that all ranks evaluate a point with: with two, their collective operations would not fit.
 
         Collective where there are several networks.
         """
-        networks = list(self._networks.values())
+        networks = list(self._models.get(policy, self._networks).values())
         if len(networks) == 1:
             return networks[0]
         experts = self._family.experts_at(point.timesteps)
@@ -247,15 +253,15 @@ class FSDPActor:
         self._require_awake()
         return self._parameters if policy == CURRENT else self._stored[policy]
 
-    def _frozen_model(self, checkpoint: Path, mesh: DeviceMesh, device: torch.device) -> nn.Module:
-        """The transformer of another checkpoint, as this one is computed with, without gradients."""
+    def _frozen_model(self, folder: Path, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+        """A network of another checkpoint, as this one is computed with, without gradients."""
         dtype = getattr(torch, self._config.actor.dtype)
-        transformer: ModelMixin = self._family.empty_transformer(dtype).requires_grad_(False)
+        transformer: ModelMixin = self._family.empty_transformer(dtype, folder.name).requires_grad_(False)
         set_attention(transformer, self._config.actor.attention, device)
         blocks = repeated_blocks(transformer, self._family.spec.block_classes)
-        model = shard(transformer, blocks, mesh, dtype)
-        fill_from_files(transformer, checkpoint / "transformer", device)
-        return model
+        shard(transformer, blocks, mesh, dtype)
+        fill_from_files(transformer, folder, device)
+        return transformer
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: p.detach().to(torch.float32, copy=True) for name, p in self._parameters.items()}
@@ -287,7 +293,7 @@ class FSDPActor:
 
     def _reshard(self) -> None:
         """Let go of gathered weights: a root keeps its own after a forward pass."""
-        for network in (*self._networks.values(), *self._models.values()):
+        for network in self._all_networks():
             for module in network.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()

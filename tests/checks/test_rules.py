@@ -8,6 +8,7 @@ import json
 import math
 import pkgutil
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -151,7 +152,12 @@ BREAKS = [
         1,
         ["residency=auto", f"{JPEG}.name", "residency=swap"],
     ),
-    ("rewards_are_known", {f"{JPEG}.name": "beauty"}, 1, [f"{JPEG}.name", "jpeg_compressibility, ocr"]),
+    (
+        "rewards_are_known",
+        {f"{JPEG}.name": "beauty"},
+        1,
+        [f"{JPEG}.name", "jpeg_compressibility, loudness, ocr"],
+    ),
     ("model_is_known", {"model.family": "nowhere:Family"}, 1, ["model=nowhere:Family", "no module nowhere"]),
     ("text_lengths_ascend", {"data.text_lengths": []}, 1, ["data.text_lengths"]),
     ("text_lengths_ascend", {"data.text_lengths": [0, 64]}, 1, ["data.text_lengths"]),
@@ -477,6 +483,16 @@ def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
         assert not breaks(rules.check, compiled, 1)
     monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     assert not breaks(rules.check, compiled, 1)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "ulysses_degree", "cfg_parallel_size"])
+def test_an_engine_that_cannot_spread_a_family(valid, monkeypatch, name):
+    config = load_config([*NO_PATHS, "rollout=vllm_omni", f"rollout.{name}=2"]).config
+    rules.vllm_omni_engine_is_possible(config, 2)
+    spec = replace(rules.find_spec(config.model.family), engine_parallel=())
+    monkeypatch.setattr(rules, "find_spec", lambda family: spec)
+    with pytest.raises(ConfigError, match=f"rollout.{name}=2 must be 1: the engine cannot spread Qwen-Image"):
+        rules.vllm_omni_engine_is_possible(config, 2)
 
 
 def test_suggested_micro_batch_is_accepted(valid):
