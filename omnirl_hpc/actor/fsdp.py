@@ -71,7 +71,9 @@ class FSDPActor:
         averaged = () if config.actor.ema_decay is None else (EMA,)
         models = {policy: path for policy, path in (given or {}).items() if is_checkpoint(path)}
         self._models = {
-            policy: {name: self._frozen(Path(path) / name, mesh, device) for name in family.spec.experts}
+            policy: {
+                name: self._frozen_model(Path(path) / name, mesh, device) for name in family.spec.experts
+            }
             for policy, path in models.items()
         }
         wanted = dict.fromkeys((*policies, *averaged))
@@ -124,8 +126,7 @@ class FSDPActor:
 
     def velocity(self, point: TrainingPoint, policy: str) -> Streams:
         self._require_awake()
-        dtype = getattr(torch, self._config.actor.dtype)
-        network = self._network_of(point, self._models.get(policy, self._networks))
+        dtype, network = getattr(torch, self._config.actor.dtype), self._network_of(point, policy)
         with self._under(policy):
             return self._family.velocity(
                 network,
@@ -137,12 +138,15 @@ class FSDPActor:
                 self._numerics,
             )
 
-    def _network_of(self, point: TrainingPoint, named: Mapping[str, nn.Module]) -> nn.Module:
+    def _all_networks(self) -> list[nn.Module]:
+        return [n for networks in (self._networks, *self._models.values()) for n in networks.values()]
+
+    def _network_of(self, point: TrainingPoint, policy: str) -> nn.Module:
         """The one that all ranks evaluate a point with: with two, their collective operations would not fit.
 
         Collective where there are several networks.
         """
-        networks = list(named.values())
+        networks = list(self._models.get(policy, self._networks).values())
         if len(networks) == 1:
             return networks[0]
         experts = self._family.experts_at(point.timesteps)
@@ -249,13 +253,7 @@ class FSDPActor:
         self._require_awake()
         return self._parameters if policy == CURRENT else self._stored[policy]
 
-    def _all_networks(self) -> list[nn.Module]:
-        """Those that are trained, and those of policies that are checkpoints."""
-        return [
-            network for networks in (self._networks, *self._models.values()) for network in networks.values()
-        ]
-
-    def _frozen(self, folder: Path, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+    def _frozen_model(self, folder: Path, mesh: DeviceMesh, device: torch.device) -> nn.Module:
         """A network of another checkpoint, as this one is computed with, without gradients."""
         dtype = getattr(torch, self._config.actor.dtype)
         transformer: ModelMixin = self._family.empty_transformer(dtype, folder.name).requires_grad_(False)

@@ -53,6 +53,13 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
         f"rollout.cfg_parallel_size={rollout.cfg_parallel_size} needs guidance: set sampling.true_cfg_scale "
         "above 1 or rollout.cfg_parallel_size=1",
     )
+    spec = find_spec(config.model.family)
+    for name in ("tensor_parallel_size", "ulysses_degree", "cfg_parallel_size"):
+        size = getattr(rollout, name)
+        require(
+            size == 1 or name in spec.engine_parallel,
+            f"rollout.{name}={size} must be 1: the engine cannot spread {spec.title} over ranks in this way",
+        )
     require(
         rollout.attention == "sdpa" or rollout.dtype != "float32",
         f"rollout.attention={rollout.attention} has no fp32 kernels: "
@@ -61,7 +68,7 @@ def vllm_omni_engine_is_possible(config: Config, world_size: int) -> None:
     degree = rollout.ulysses_degree
     if degree == 1:
         return
-    tokens = find_spec(config.model.family).latent_tokens(config.model)
+    tokens = spec.latent_tokens(config.model)
     require(
         tokens % degree == 0,
         f"rollout.ulysses_degree={degree} does not divide the {tokens} tokens of a {config.model.height} x "

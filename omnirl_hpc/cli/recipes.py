@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> None:
         ) as error:  # one that cannot be used here, as where its own classes are not found, hides no other
             table.add_row(file.stem, *[""] * (len(COLUMNS) - 2), str(error))
     console = Console()
-    (console if console.is_terminal else Console(width=220)).print(
+    (console if console.is_terminal else Console(width=240)).print(
         table
     )  # a log is no terminal: rich would guess 80 columns
 

@@ -15,7 +15,7 @@ from omnirl_hpc.errors import ConfigError
 def run(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "omnirl-hpc tiny-model",
-        description="Write a tiny checkpoint of a model family with random weights (1 to 2 MB).",
+        description="Write a tiny checkpoint of a model family with random weights (1 to 4 MB).",
     )
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--family", choices=built_in("model"), default="qwen_image")

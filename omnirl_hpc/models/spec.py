@@ -92,6 +92,8 @@ class FamilySpec:
     latent_tokens: Callable[[ModelConfig], int]  # of one sample, which engines split over ranks
     # What plans compute with. Raises ConfigError where the checkpoint's files are damaged
     shape: Callable[[ModelConfig], ModelShape]
+    # How vLLM-Omni's pipeline may be spread over ranks: settings of rollout
+    engine_parallel: tuple[str, ...] = ("tensor_parallel_size", "ulysses_degree", "cfg_parallel_size")
     tokenizer: str = "tokenizer"  # the folder of the one that decides how long a prompt is
     text_width: int | None = None  # of every condition; None: it is padded to one of data.text_lengths
     # Networks that take turns at denoising, by their folders, of one class; a LoRA adapts all in the same way

@@ -81,8 +81,8 @@ class RolloutSource:
             self._save_samples(step, samples, scored, groups)
         counted = algorithm.counted(advantages, scored.mask)
         if data.refill_rounds:
-            equal = torch.tensor(self._equal_groups(scored), device=counted.device)
-            counted = counted & ~torch.isin(scored.groups, equal)
+            alike = torch.tensor(self._equal_groups(scored), device=counted.device)
+            counted = counted & ~torch.isin(scored.groups, alike)
             metrics["reward/refilled_groups"] = used - prompts
         weights = scored.weights(self._config.actor.updates_per_step, counted)
         return StepInput(algorithm.units(samples, advantages[scored.own], weights[scored.own]), metrics)

@@ -8,6 +8,7 @@ import json
 import math
 import pkgutil
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 
 from omnirl_hpc import checks
 from omnirl_hpc.algorithms.diffusion_opd import DiffusionOPDConfig
-from omnirl_hpc.checks import node_rules, rules, step_rules
+from omnirl_hpc.checks import engine_rules, node_rules, rules, step_rules
 from omnirl_hpc.config.load import NO_PATHS, load_config
 from omnirl_hpc.errors import ConfigError
 from tests.stand_ins import write_descriptions
@@ -482,6 +483,16 @@ def test_a_compiler_may_be_named_or_found(valid, monkeypatch):
         assert not breaks(rules.check, compiled, 1)
     monkeypatch.setattr(node_rules.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     assert not breaks(rules.check, compiled, 1)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "ulysses_degree", "cfg_parallel_size"])
+def test_an_engine_that_cannot_spread_a_family(valid, monkeypatch, name):
+    config = load_config([*NO_PATHS, "rollout=vllm_omni", f"rollout.{name}=2"]).config
+    engine_rules.vllm_omni_engine_is_possible(config, 2)
+    spec = replace(engine_rules.find_spec(config.model.family), engine_parallel=())
+    monkeypatch.setattr(engine_rules, "find_spec", lambda family: spec)
+    with pytest.raises(ConfigError, match=f"rollout.{name}=2 must be 1: the engine cannot spread Qwen-Image"):
+        engine_rules.vllm_omni_engine_is_possible(config, 2)
 
 
 def test_suggested_micro_batch_is_accepted(valid):

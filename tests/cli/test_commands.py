@@ -173,7 +173,7 @@ def test_tiny_model_has_the_layout_of_a_diffusers_pipeline(tiny_model):
         ("steps=abc", ["steps=abc"]),
         ("recipe=nope", ["recipe=nope", "flowgrpo_tiny"]),
         ("model.height=100", ["model.height=100", "multiple of 16"]),
-        ("reward=beauty", ["reward=beauty", "jpeg_compressibility, ocr"]),
+        ("reward=beauty", ["reward=beauty", "jpeg_compressibility, loudness, ocr"]),
         ("reward=nowhere:Beauty", ["reward=nowhere:Beauty", "no module nowhere"]),
         ("algorithm.name=ppo", ["algorithm.name=ppo", "flow_grpo"]),
         ("model.path=/nowhere", ["model.path=/nowhere", "model_index.json"]),
@@ -223,8 +223,8 @@ def test_help_of_train_says_where_settings_are(train):
     for result in (omnirl("train", "--help"), train("--help")):
         assert result.returncode == 0 and "TORCH False" in result.stdout
         assert (
-            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_glyph | flowgrpo_qwen_image | flowgrpo_sd3_5 | "
-            "flowgrpo_tiny | none" in result.stdout
+            "recipe=diffusionnft_tiny | dpo_tiny | flowgrpo_glyph | flowgrpo_ltx2 | flowgrpo_qwen_image | "
+            "flowgrpo_sd3_5 | flowgrpo_tiny | none" in result.stdout
         )
         assert str(ROOT / "omnirl_hpc" / "config" / "schema.py") in result.stdout
 
