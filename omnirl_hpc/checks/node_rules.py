@@ -8,12 +8,12 @@ import os
 import shutil
 from pathlib import Path
 
-from omnirl_hpc.checkpoints.adapters import PEFT_FILE, adapter_file, read_adapter_config
 from omnirl_hpc.checkpoints.files import checkpoint_path, steps_in
+from omnirl_hpc.checks.require import require_adapter
 from omnirl_hpc.checks.supported import find_unsupported, where_it_may_be
 from omnirl_hpc.config.classes import find_class
 from omnirl_hpc.config.schema import Config
-from omnirl_hpc.errors import ConfigError, one_of, require
+from omnirl_hpc.errors import one_of, require
 from omnirl_hpc.installation import is_installed
 from omnirl_hpc.models.spec import find_spec
 from omnirl_hpc.policies import is_checkpoint
@@ -92,24 +92,7 @@ def model_is_supported(config: Config, world_size: int) -> None:
 
 def init_adapter_fits(config: Config, world_size: int) -> None:
     if config.init_adapter is not None:
-        adapter_fits("init_adapter", config.init_adapter, config)
-
-
-def adapter_fits(key: str, adapter: str, config: Config) -> None:
-    """Raises ConfigError where the adapter that `key` names is none, or of another rank."""
-    lora = config.actor.lora
-    require(
-        adapter_file(Path(adapter)) is not None,
-        f"{key}={adapter} is not an adapter: {adapter}/{PEFT_FILE} does not exist",
-    )
-    try:
-        rank = read_adapter_config(Path(adapter), assumed=lora)["r"]
-    except ConfigError as error:
-        raise ConfigError(f"{key}={adapter}: {error}") from None
-    require(
-        rank == lora.rank,
-        f"{key}={adapter} has rank {rank}, and actor.lora.rank={lora.rank}: set actor.lora.rank={rank}",
-    )
+        require_adapter("init_adapter", config.init_adapter, config.actor.lora)
 
 
 def given_policies_fit(config: Config, world_size: int) -> None:
@@ -129,7 +112,7 @@ def given_policies_fit(config: Config, world_size: int) -> None:
             f"{key}={path} is an adapter, and actor.train=full has none: give a checkpoint with it in its "
             "weights (omnirl-hpc export --merge), or set actor.train=lora",
         )
-        adapter_fits(key, path, config)
+        require_adapter(key, path, config.actor.lora)
 
 
 def trackers_are_installed(config: Config, world_size: int) -> None:

@@ -21,7 +21,6 @@ MAY_CHANGE = (
     "timeout_seconds",
     "stop_before",
     "init_adapter",
-    "algorithm.teacher",
     "model.path",
     "model.repo",
     "data.prompts",
@@ -39,6 +38,9 @@ MAY_CHANGE = (
     "logging.*",
 )
 
+
+# As above, of some algorithms only.
+MAY_CHANGE_WHERE_THEY_ARE = ("algorithm.teacher",)
 
 # Values that mean the same: how guidance is computed was written out before families said what engines do.
 SAME = {"actor.cfg": {None, "sequential"}}
@@ -76,7 +78,7 @@ def _means_the_same(key: str, saved: Any, current: Any) -> bool:
 
 
 def _may_change(key: str) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in MAY_CHANGE)
+    return any(fnmatchcase(key, pattern) for pattern in (*MAY_CHANGE, *MAY_CHANGE_WHERE_THEY_ARE))
 
 
 def _defaults(settings: dict[str, Any], unused: Sequence[str]) -> dict[str, Any]:

@@ -230,4 +230,4 @@ def test_a_small_model_learns(name):
             optimizer.zero_grad()
             loss(point, model.log_probs(prompts, written)).loss.backward()
             optimizer.step()
-    assert means[0] < 0 and means[-1] > 0.9
+    assert means[0] < 0 and means[-1] > 0.8

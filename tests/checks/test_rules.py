@@ -341,6 +341,12 @@ BREAKS = [
     ),
     ("paths_exist", {"data.prompts": "/nowhere.parquet"}, 1, ["data.prompts"]),
     ("init_adapter_fits", {"init_adapter": "/nowhere"}, 1, ["init_adapter", "adapter_model.safetensors"]),
+    (
+        "given_policies_fit",
+        {"algorithm": DiffusionOPDConfig(teacher="/nowhere")},
+        1,
+        ["algorithm.teacher=/nowhere", "adapter_model.safetensors"],
+    ),
     ("ema_decay_is_valid", {"actor.ema_decay": 1.0}, 1, ["actor.ema_decay=1.0"]),
     *[
         (

@@ -66,6 +66,7 @@ def test_every_recipe_loads_and_breaks_no_rule(recipe, tmp_path):
             f"run_dir={tmp_path}/run",
             f"model.path={tmp_path}",
             f"data.prompts={tmp_path}/model_index.json",
+            *([f"algorithm.teacher={tmp_path}"] if recipe.startswith("diffusionopd") else []),
         ]
     )
     assert loaded.choices["recipe"] == recipe
