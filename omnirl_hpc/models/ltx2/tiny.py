@@ -127,7 +127,7 @@ def _text_encoder() -> Gemma3ForConditionalGeneration:
 def _tokenizer() -> GemmaTokenizer:
     """One token a character, spaces too, and one at the start."""
     vocab = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
-    return GemmaTokenizer(vocab=vocab, merges=[], model_max_length=1024)
+    return GemmaTokenizer(vocab=vocab, merges=[], model_max_length=1024, add_bos_token=True)
 
 
 def _video_vae() -> AutoencoderKLLTX2Video:

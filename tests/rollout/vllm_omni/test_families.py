@@ -28,7 +28,7 @@ def test_both_engines_compute_the_same_with_and_without_an_adapter(case: FamilyC
     for lora in found.values():
         assert lora["bound"] == case.facts.adapted
         assert lora["conditions"] <= 1e-6
-        assert lora["base"] <= 1e-6
+        assert lora["base"] <= 5e-6  # of latents, after four steps
         assert lora["adapted"] <= 1e-5 and lora["moved"] > 1e-2
 
 
