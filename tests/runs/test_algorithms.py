@@ -66,7 +66,22 @@ SMALL = (
 # A recipe, and what it is called here where there are several of it -> what is set besides: what a short run
 # would not show. {folder} is where the runs are, in this order.
 RECIPES: dict[str, tuple[str, ...]] = {
-    "flowgrpo_glyph": (),
+    "flowgrpo_glyph": (
+        "algorithm.kl_coef=0.1",
+        "algorithm.correction.importance=sequence",
+        "algorithm.correction.rejection=step",
+    ),
+    "grpoguard_glyph": (),
+    "flowdppo_glyph": (),
+    "tempflowgrpo_glyph": (),
+    "dancegrpo_glyph": (),
+    # the window moves in every step, and fewer steps of second order follow it
+    "mixgrpo_glyph": (
+        "algorithm.iterations=1",
+        "sampling.window.size=1",
+        "sampling.window.solver=dpm2",
+        "sampling.window.compress=0.5",
+    ),
     "awm_glyph": ("algorithm.points_per_sample=2",),
     "diffusionnft_glyph": ("algorithm.old_decay=delayed", "algorithm.old_every=2"),
     "diffusionopd_glyph-adapter": (
@@ -193,6 +208,15 @@ def adapter(run: Path, step: int, policy: str) -> dict[str, torch.Tensor]:
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_engine_and_actor_see_the_same_steps_whatever_the_algorithm(runs):
+    """With shared noise, moving windows and fewer steps after them; nothing is rejected then."""
+    for recipe in ("flowgrpo_glyph", "dancegrpo_glyph", "mixgrpo_glyph", "flowdppo_glyph"):
+        for step in lines(runs / recipe / "straight" / "metrics.jsonl"):
+            assert step["ratio/first_update_max_abs_log"] <= 1e-6
+    corrected = lines(runs / "flowgrpo_glyph" / "straight" / "metrics.jsonl")[0]
+    assert corrected["correction/rejected"] == 0 and corrected["correction/importance"] == pytest.approx(1)
 
 
 def test_the_old_policy_of_diffusion_nft_lags_behind_by_its_own_schedule(runs):
