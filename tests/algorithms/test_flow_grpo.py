@@ -268,7 +268,9 @@ def test_one_training_point_for_each_step_of_the_window():
         trajectory=trajectory,
     )
     batch = Batch(samples, torch.tensor([1.0, -1.0]), torch.tensor([0.6, 0.4]))
-    points = list(make().training_points(batch, schedules={}))
+    algorithm = make()
+    algorithm.config.sampling.window.size = window
+    points = list(algorithm.training_points(batch, schedules={}))
     assert len(points) == window
     for i, made in enumerate(points):
         for got, expected in (

@@ -109,6 +109,7 @@ class Remembering:
     """An algorithm with a state."""
 
     seen = 0
+    given: dict[str, str] = {}
 
     def state_dict(self):
         return {"seen": self.seen}
