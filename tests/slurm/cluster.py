@@ -31,6 +31,8 @@ ENDED = (
 # On two cores, starting four ranks takes longer than the steps. Each rank has two samples.
 SMALL = (*program.SMALL, "rollout.micro_batch_size=2", "actor.updates_per_step=1", "determinism=strict")
 
+TWO_RANKS = ("--ntasks-per-node=1",)  # options of a job: one on each host, in place of two
+
 # Stands where a job script expects Python, and puts the faults of $FAULTS into `train`, also behind torchrun.
 FAULTY_PYTHON = f"""#!/usr/bin/env bash
 words=("$@")
@@ -118,7 +120,7 @@ class Cluster:
         faults: tuple[str, ...] = (),
         **environ: str,
     ) -> Job:
-        """A job of four ranks, three steps where `overrides` says nothing else."""
+        """A job of four ranks where `options`, three steps where `overrides` say nothing else."""
         environ = {"RUN_DIR": str(run_dir), "FAULTS": " ".join(faults)} | environ
         if faults:
             environ["PYTHON"] = str(self._faulty_python)

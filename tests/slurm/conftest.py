@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import apptainer
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import TWO_RANKS, Cluster
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "mpirun", "ip", "nsenter", "unshare")
 MISSING = next(
@@ -57,4 +57,15 @@ def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pat
     job = cluster.submit("sbatch/flowgrpo_tiny.sh", run_dir, "checkpoint.every=1")
     assert job.wait() == 0, job.output()
     cluster.environ |= {"MODEL": str(run_dir / "model"), "PROMPTS": str(run_dir / "prompts.parquet")}
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def reference_of_two_ranks(
+    cluster: Cluster, reference: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same with one rank on each host, for tests that start jobs again and again."""
+    run_dir = tmp_path_factory.mktemp("slurm_runs") / "reference_of_two_ranks"
+    job = cluster.submit("sbatch/flowgrpo_tiny.sh", run_dir, options=TWO_RANKS)
+    assert job.wait() == 0, job.output()
     return run_dir

@@ -17,7 +17,7 @@ import pytest
 from omnirl_hpc.config.quoting import setting
 from omnirl_hpc.launch.identity import slurm_port
 from tests.runs.program import DEAD_RANK_SECONDS, ROOT, assert_same_run, go_on, lines
-from tests.slurm.cluster import SMALL, Cluster, Job
+from tests.slurm.cluster import SMALL, TWO_RANKS, Cluster, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -84,10 +84,14 @@ def test_torchrun_loses_a_rank_and_gives_the_same_run(cluster, reference, tmp_pa
     assert_same_run(run_dir, reference)
 
 
-def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cluster, reference, tmp_path):
+def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(
+    cluster, reference_of_two_ranks, tmp_path
+):
     """While it starts, twice in the middle of step 1 with no step done between, and while it saves."""
     run_dir = tmp_path / "run"
-    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0", "pause:save:2:0"))
+    job = cluster.submit(
+        TINY, run_dir, EVERY, options=TWO_RANKS, faults=("pause:rollout:1:0", "pause:save:2:0")
+    )
     job.wait_for(run_dir / "lock")
     cluster.preempt(job)
     job.wait_for_start(1)
@@ -118,13 +122,13 @@ def test_a_warned_and_a_preempted_job_saves_and_goes_on_under_the_same_number(cl
     said = job.output()
     assert said.count(f"job {job.number}, start ") == 5
     assert [said.count(f"step    {step}/3") for step in (1, 2, 3)] == [1, 1, 1]
-    assert_same_run(run_dir, reference)
+    assert_same_run(run_dir, reference_of_two_ranks)
 
 
-def test_a_lost_node_requeues_the_job(cluster, reference, tmp_path):
+def test_a_lost_node_requeues_the_job(cluster, reference_of_two_ranks, tmp_path):
     """By Slurm itself, within its own timeout."""
     run_dir = tmp_path / "run"
-    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:1:0",))
+    job = cluster.submit(TINY, run_dir, EVERY, options=TWO_RANKS, faults=("pause:rollout:1:0",))
     job.wait_for(run_dir / "PAUSED")
     cluster.crash("hpc02")
     go_on(run_dir)
@@ -134,7 +138,7 @@ def test_a_lost_node_requeues_the_job(cluster, reference, tmp_path):
     go_on(run_dir)
     assert job.wait() == 0, job.output()
     assert "going on from step 1 of 3" in job.output()
-    assert_same_run(run_dir, reference)
+    assert_same_run(run_dir, reference_of_two_ranks)
 
 
 def test_a_chain_goes_on_in_the_next_job_and_ends_with_the_run(cluster, reference, tmp_path):
@@ -211,11 +215,11 @@ def test_ranks_get_what_is_exported_for_them_whatever_the_job_was_given(cluster,
     assert any("HF_HUB_OFFLINE" in line for line in exported)
 
 
-def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference, tmp_path):
+def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference_of_two_ranks, tmp_path):
     run_dir = tmp_path / "run"
 
     # A file STOP. Meanwhile a second job on the same folder is refused, and the first does not notice.
-    job = cluster.submit(TINY, run_dir, faults=("pause:rollout:1:0",))
+    job = cluster.submit(TINY, run_dir, options=TWO_RANKS, faults=("pause:rollout:1:0",))
     job.wait_for(run_dir / "PAUSED")
     second = cluster.submit(TINY, run_dir, options=ONE_RANK)
     assert second.wait() == 2, second.output()
@@ -234,15 +238,17 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     assert (run_dir / "checkpoints/latest").read_text() == "step_000001"
 
     # A rank is killed in step 2.
-    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:2:0", "die:rollout:2:3"))
+    job = cluster.submit(
+        TINY, run_dir, EVERY, options=TWO_RANKS, faults=("pause:rollout:2:0", "die:rollout:2:1")
+    )
     job.wait_for(run_dir / "PAUSED")
     go_on(run_dir)
     assert job.wait(DEAD_RANK_SECONDS) not in (0, 2), job.output()
-    assert "hpc02: task 3: Killed" in job.output()
+    assert "hpc02: task 1: Killed" in job.output()
     assert job.show()["Restarts"] == "0"
 
     # TERM to the ranks, which Slurm sends for a preemption, too.
-    job = cluster.submit(TINY, run_dir, EVERY, faults=("pause:rollout:2:0",))
+    job = cluster.submit(TINY, run_dir, EVERY, options=TWO_RANKS, faults=("pause:rollout:2:0",))
     job.wait_for(run_dir / "PAUSED")
     job.signal("TERM")
     go_on(run_dir)
@@ -250,9 +256,9 @@ def test_stopped_by_people_and_by_a_death_and_submitted_again(cluster, reference
     assert f"stopped by SIGTERM: everything is saved in {run_dir}" in job.output()
     assert job.show()["Restarts"] == "0"
 
-    job = cluster.submit(TINY, run_dir, EVERY)
+    job = cluster.submit(TINY, run_dir, EVERY, options=TWO_RANKS)
     assert job.wait() == 0, job.output()
-    assert_same_run(run_dir, reference)
+    assert_same_run(run_dir, reference_of_two_ranks)
 
 
 def test_repro_ends_with_the_answer(cluster, tmp_path):
