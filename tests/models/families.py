@@ -54,6 +54,7 @@ class Facts:
     transformer_parameters: int  # of the published model
     modulation: str  # part of the names of what is outside of the engine's parallel layers
     adapted: int  # layers of the tiny checkpoint with an adapter on the published targets
+    unread: tuple[str, ...]  # those on which no output depends: the last block's, for the text alone
     engine_gap: float = 2.5e-7  # of log-probabilities between vLLM-Omni and the actor, in fp32
     rewards: tuple[str, ...] = ("jpeg_compressibility",)
 

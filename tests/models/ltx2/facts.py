@@ -103,6 +103,7 @@ FACTS = Facts(
     transformer_parameters=18_988_838_144,
     modulation="scale_shift_table",
     adapted=56,  # 28 targets in each of 2 blocks
+    unread=(),
     engine_gap=1e-6,
     rewards=("video_compressibility", "loudness"),
 )

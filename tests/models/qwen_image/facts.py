@@ -59,4 +59,10 @@ FACTS = Facts(
     transformer_parameters=20_430_401_088,
     modulation="_mod.",
     adapted=24,  # 12 targets in each of 2 blocks
+    unread=(
+        "transformer_blocks.1.attn.add_q_proj",
+        "transformer_blocks.1.attn.to_add_out",
+        "transformer_blocks.1.txt_mlp.net.0.proj",
+        "transformer_blocks.1.txt_mlp.net.2",
+    ),
 )

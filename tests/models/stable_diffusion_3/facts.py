@@ -60,4 +60,5 @@ FACTS = Facts(
     modulation="norm1",
     # 8 targets in each of 3 blocks, 4 more in 2 of them, and no text to hand on in the last one
     adapted=31,
+    unread=("transformer_blocks.2.attn.add_q_proj",),
 )
